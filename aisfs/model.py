@@ -209,6 +209,8 @@ class Page:
     """Whole keys and prefixes besides these that the store cannot be asked for."""
     complete: bool = True
     """Whether no name is missing between the page before and the next one; False while the store moves objects."""
+    left_out: int = 0
+    """How many links in a local directory are not followed, and how many things are neither files nor directories."""
 
     @property
     def names(self) -> list[str]:

@@ -14,7 +14,7 @@ from aisfs.config import View
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.synthetic.tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
-from aisfs.engine.dataset.label_table import read_table
+from aisfs.engine.dataset.label_table import NO_CLASSES, find_classes, read_table
 from aisfs.engine.dataset.loose_objects import find_loose_objects, nothing
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.progress import OpenProgress
@@ -50,13 +50,22 @@ async def build_dataset(
     if view.view is View.SHARDS:
         return Dataset(await _build_virtual(view, source, services, progress), None)
     shards = await _find_shards(view, source, services)
+    by_content = view.view is View.CLASS and view.label.component is not None
+    looks_for_classes = by_content and view.classes is None
+    merger: Merger | None = None
 
     async def find_again() -> ShardSet:
         await services.lister.refresh(None)
-        return await _find_shards(view, source, services)
+        found = await _find_shards(view, source, services)
+        if merger is not None and looks_for_classes:
+            merger.classes = await find_classes(found, services.lister, services.store)
+        return found
 
     if not view.merged:
         return Dataset(DatasetTree(shards, find_again), None)
+    classes = NO_CLASSES
+    if looks_for_classes:
+        classes = await find_classes(shards, services.lister, services.store)
     table = None
     if view.view is View.CLASS and view.label.source is LabelSource.TABLE:
         table = await read_table(services.store, source, view.label.text)
@@ -68,6 +77,7 @@ async def build_dataset(
         services.nursery,
         services.metrics,
         table=table,
+        classes=classes,
         progress=progress,
         strict=plan.strict,
     )

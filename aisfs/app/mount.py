@@ -127,8 +127,12 @@ class Start(Protocol):
         """
         ...
 
-    def ready(self) -> None:
-        """Note that the mount is up, and the dataset ready unless the plan is lazy."""
+    def ready(self, note: str) -> None:
+        """Note that the mount is up, and the dataset ready unless the plan is lazy.
+
+        Args:
+            note: What the user should know about it; empty for nothing.
+        """
         ...
 
 
@@ -199,7 +203,7 @@ class _Launch:
                 return
         self._telling.cancel()
         self._health.is_ready = True
-        self._start.ready()
+        self._start.ready(self.merger.note if self.merger is not None else "")
 
 
 async def run(

@@ -6,7 +6,7 @@ asked for, and is uploaded like any other. A shard that exists with these very b
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,18 +17,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aisfs.app.display.progress import transfer_columns
-from aisfs.app.packing.at_once import each
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
-from aisfs.app.packing.tree import Place, ReadFile, Tree
+from aisfs.app.packing.tree import Choice, Place, ReadFile, Tree
+from aisfs.app.plan import existing
 from aisfs.app.publishing.packed import publish_packed
-from aisfs.app.publishing.published import Shelf
+from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
 from aisfs.app.stores import as_served, refuse_read_only
-from aisfs.config import ClusterSettings
+from aisfs.config import ClusterSettings, KeyRule
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
-from aisfs.core.namespace.patterns import is_pattern
+from aisfs.core.namespace.patterns import KeyFilter, is_pattern, literal, marked
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
 from aisfs.core.namespace.urls import place_end
 from aisfs.core.synthetic.packing import (
@@ -36,14 +36,20 @@ from aisfs.core.synthetic.packing import (
     KEY_RULES,
     File,
     Layout,
+    Sample,
     ShardNames,
+    class_names_of,
+    find_merged,
     header_of,
+    reading_notes,
     samples_of,
     shards_of,
     shuffled,
     with_classes,
+    without_dots,
 )
-from aisfs.core.views.spec import LabelRule, parse_label
+from aisfs.core.views.spec import LabelRule, parse_classes, parse_label
+from aisfs.engine.dataset.label_table import read_classes
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
@@ -53,7 +59,8 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.content import checksum_of
+from aisfs.store.at_once import each
+from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
 
@@ -133,6 +140,8 @@ class Packed:
     """Shards whose index was not published, each with the reason; or why none was."""
     others: list[str] = field(default_factory=list)
     """Shards of these names beyond the last: a reader of `{000000..}` reads these too."""
+    removed: int = 0
+    """How many such shards were removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +164,7 @@ class Packer:
             AisfsError: one failed; those that are finished stay, and are recognized next time.
             ConfigError: there are more shards than names; nothing is written.
         """
-        keys = [self.names.name(index) for index in range(len(shards))]
+        keys = self.check_names(len(shards))
         packed = Packed(size=sum(shard.size for shard in shards))
         shelf, denied = Shelf(self.store, self.index_bucket), list[str]()
         with progress_bar(console) as progress:
@@ -189,13 +198,35 @@ class Packer:
             pairs = zip(keys, shards, strict=True)
             await each(jobs, [partial(one, key, layout) for key, layout in pairs])
         packed.unindexed += denied[:1]
-        if self.names.width:
-            with suppress(AccessDenied):  # permission to write does not imply permission to list
-                there = await shards_there(self.store, self.bucket, self.names)
-                packed.others = [
-                    f"{self.bucket}/{info.key}" for index, info in there if index >= len(shards)
-                ]
         return packed
+
+    def check_names(self, count: int) -> list[str]:
+        """Return the names of so many shards.
+
+        Raises:
+            ConfigError: there are fewer.
+        """
+        return [self.names.name(index) for index in range(count)]
+
+    async def find_others(self, count: int, packed: Packed, *, remove: bool) -> None:
+        """Note the shards of these names beyond the first `count`, or remove them with their indexes.
+
+        Raises:
+            AccessDenied: they are to be removed, and cannot be listed or removed.
+        """
+        if not self.names.width:
+            return
+        # Permission to write does not imply permission to list.
+        with suppress(*[] if remove else [AccessDenied]):
+            there = await shards_there(self.store, self.bucket, self.names)
+            older = [info.key for index, info in there if index >= count]
+            if remove:
+                shelf = Shelf(self.store, self.index_bucket)
+                for key in older:
+                    await remove_with_index(shelf, self.bucket, key)
+                packed.removed = len(older)
+            else:
+                packed.others = [f"{self.bucket}/{key}" for key in older]
 
     async def _find(self, key: str, content: ShardContent) -> ObjectInfo | None:
         """Return the shard if it is there already, with these very bytes."""
@@ -218,6 +249,26 @@ class Packer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How files become shards."""
+
+    max_count: int
+    max_size: int
+    shuffle: int | None = None
+    class_to: str | None = None
+    key_rule: KeyRule | None = None
+    """None is webdataset's, if no two files that look like samples of their own share a key by it."""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    """Globs over the paths below the tree."""
+    hidden: bool = False
+    """Whether names are packed that start with a dot."""
+    no_index: bool = False
+    replace: bool = False
+    """Whether older shards of these names are removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """What is to be packed, and where to."""
 
@@ -228,27 +279,40 @@ class PackPlan:
     layouts: list[Layout]
     labels: list[LabelRule] | None
     """The labels to publish with the index of each shard; None to publish nothing."""
+    notes: list[str]
+    """A line for each kind of thing that was left out on purpose, or that readers see otherwise."""
+    classes: "Classes | None"
+    """The classes, if labels are added."""
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """The classes of a tree, and where their names are stored."""
+
+    names: list[bytes]
+    """By number."""
+    key: str
+    """Of the file of names; empty if they cannot be stored."""
+    changed: bool
+    """Whether that file does not have all of them yet."""
+
+    @property
+    def content(self) -> bytes:
+        """The lines of that file."""
+        return b"".join(name + b"\n" for name in self.names)
 
 
 async def plan_pack(
-    sources: Sequence[str],
-    shards: str,
-    settings: Mapping[str, object],
-    *,
-    max_count: int,
-    max_size: int,
-    shuffle: int | None,
-    class_to: str | None,
-    key_rule: str,
-    no_index: bool,
+    sources: Sequence[str], shards: str, settings: Mapping[str, object], options: PackOptions
 ) -> PackPlan:
     """Return what `aisfs pack SOURCE… SHARDS` is to write; `settings` say how to reach the stores.
 
     Raises:
-        ConfigError: an argument makes no sense.
+        ConfigError: an argument makes no sense, or files that look like several samples would become one.
         SourceMissing: there is nothing to pack, or it cannot be read.
     """
-    place, names = parse_shards(shards)
+    place, names = parse_shards(shards, existing(settings))
     if isinstance(place, BucketSource):
         cluster = ClusterSettings.load(settings)
         served = as_served(place, cluster)
@@ -256,28 +320,89 @@ async def plan_pack(
         refuse_read_only(served, cluster)
         place = served
     tree: Tree
+    choice = Choice(KeyFilter(options.include, options.exclude), hidden=options.hidden)
     if all("://" in source for source in sources):
-        tree = await find_objects(sources, settings, place, names)
+        tree = await find_objects(sources, settings, place, names, choice)
     elif len(sources) == 1:
-        tree = find_files(Path(sources[0]), place, names)
+        follow = ClusterSettings.load(settings).follow_links
+        tree = find_files(Path(sources[0]), place, names, choice, follow_links=follow)
     else:
         raise ConfigError("SOURCE is one local directory, or objects of a cluster")
-    files = tree.files
-    if not files:
-        raise SourceMissing(f"{' '.join(sources)}: no files")
-    samples = samples_of(files, KEY_RULES[key_rule])
-    if class_to:
-        samples = with_classes(samples, parse_extension(class_to))
-    if shuffle is not None:
-        samples = shuffled(samples, shuffle)
+    if not tree.files:
+        why = "; ".join(f"left out: {line}" for line in choice.left_out)
+        raise SourceMissing(f"{' '.join(sources)}: no files" + (f" ({why})" if why else ""))
+    samples = _group(tree.files, options.key_rule)
+    notes = [*(f"left out: {line}" for line in choice.left_out), *reading_notes(samples)]
+    classes = None
+    if options.class_to:
+        extension = parse_extension(options.class_to)
+        classes = await _find_classes(samples, place, names, settings)
+        samples = with_classes(samples, extension, classes.names)
+    if options.shuffle is not None:
+        samples = shuffled(samples, options.shuffle)
+    labels = sorted({DEFAULT_LABEL, *_label_of(options.class_to)}, key=str)
     return PackPlan(
         tree=tree,
         place=place,
         names=names,
         samples=len(samples),
-        layouts=shards_of(samples, max_count, max_size),
-        labels=None if no_index else sorted({DEFAULT_LABEL, *_label_of(class_to)}, key=str),
+        layouts=shards_of(samples, options.max_count, options.max_size),
+        labels=None if options.no_index else labels,
+        notes=notes,
+        classes=classes,
+        replace=options.replace,
     )
+
+
+def _group(files: Sequence[File], rule: KeyRule | None) -> list[Sample]:
+    """Return the samples of files.
+
+    Raises:
+        ConfigError: no rule was asked for, and that of webdataset seems to merge samples; or two keys become
+            one without their dots.
+    """
+    samples = samples_of(files, KEY_RULES[rule or KeyRule.WDS])
+    if rule is KeyRule.LAST_DOT:
+        return without_dots(samples)
+    merged = find_merged(samples) if rule is None else None
+    if merged is not None:
+        first, second = os.fsdecode(merged.first), os.fsdecode(merged.second)
+        more = (
+            f", and so would the files of {merged.samples - 1} more" if merged.samples > 1 else ""
+        )
+        raise ConfigError(
+            f"{first} and {second} would be one sample{more}, since a key ends at the first dot of a name:"
+            " --key-rule last-dot makes a sample of each (and writes dots in keys as _), --key-rule wds packs"
+            " them as one"
+        )
+    return samples
+
+
+async def _find_classes(
+    samples: Sequence[Sample], place: Place, names: ShardNames, settings: Mapping[str, object]
+) -> Classes:
+    """Number the classes: as a list of names beside the shards does, if there is one, else by their names.
+
+    Raises:
+        ConfigError: there is a file in its place that is no such list.
+    """
+    key, before = names.classes_key, tuple[bytes, ...]()
+    if isinstance(place, BucketSource) or place.path.is_dir():
+        cluster = (
+            ClusterSettings.load(settings) if isinstance(place, BucketSource) else ClusterSettings()
+        )
+        async with open_source(place, cluster, may_be_unlistable=True) as opened:
+            with suppress(NotFound):
+                info = await opened.store.head(opened.bucket, key)
+                before = await read_classes(opened.store, opened.bucket, info)
+    found = class_names_of(samples, before)
+    if "/" in names.after:  # there is no one directory of the shards
+        return Classes(found, "", changed=False)
+    try:
+        storable = tuple(found) == parse_classes(b"\n".join(found).split(b"\n"), key)
+    except ConfigError:
+        storable = False
+    return Classes(found, key if storable else "", tuple(found) != before)
 
 
 async def pack(
@@ -301,25 +426,40 @@ async def pack(
     ):
         own = place.index_bucket
         packer = Packer(read_file, place.store, place.bucket, plan.names, plan.labels, own)
-        return await packer.pack(plan.layouts, jobs, console)
+        packer.check_names(len(plan.layouts))
+        if plan.classes is not None and plan.classes.key and plan.classes.changed:
+            # Before the shards: at no time do they have numbers without a name.
+            content = BytesContent(plan.classes.content)
+            await place.store.upload(place.bucket, plan.classes.key, content)
+        packed = await packer.pack(plan.layouts, jobs, console)
+        await packer.find_others(len(plan.layouts), packed, remove=plan.replace)
+        return packed
 
 
-def parse_shards(text: str) -> tuple[Place, ShardNames]:
-    """Separate SHARDS into the place, a bucket or a directory, and the names in it."""
+def parse_shards(
+    text: str, exists: Callable[[str], bool] = lambda _: False
+) -> tuple[Place, ShardNames]:
+    """Separate SHARDS into the place, a bucket or a directory, and the names in it.
+
+    Args:
+        text: As typed.
+        exists: Returns whether a directory of this very name exists; see `patterns.marked`.
+    """
     scheme, separator, _ = text.partition("://")
+    above, slash, name = text.rpartition("/")
+    directory = marked(above + slash, exists)
     if not separator:
-        name = text.rpartition("/")[2]
         _check_numbers(text, name)
-        path, names = Path(text), ShardNames.parse(name)
-        if is_pattern(str(path.parent)) and not path.parent.is_dir():
+        if is_pattern(directory):
             raise ConfigError(f"{text}: a new directory needs a name, not a pattern")
-        return DirectorySource(path.parent.absolute()), names
+        path = Path(literal(directory) or ".")
+        return DirectorySource(path.absolute()), ShardNames.parse(name)
     end = place_end(text)
     source, key = parse_source(text[:end]), text[end:]
     if not isinstance(source, BucketSource) or not key:
         raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
     _check_numbers(text, key)
-    return source, ShardNames.parse(key)
+    return source, ShardNames.parse((directory + name)[end:])
 
 
 def _check_numbers(text: str, names: str) -> None:

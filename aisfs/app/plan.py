@@ -2,10 +2,14 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+
+import trio
 
 from aisfs.app.stores import as_served, direct_store, origin_of_store, refuse_read_only
 from aisfs.config import (
@@ -44,7 +48,7 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.core.views.labels import without_mark
 from aisfs.core.views.spec import ViewSpec, absolute_table, parse_view
-from aisfs.errors import ConfigError, MountError, SourceMissing
+from aisfs.errors import AisfsError, ConfigError, MountError, SourceMissing
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -202,7 +206,7 @@ def plan_inspection(
         SourceMissing: there is no such file or directory.
     """
     if len(words) == 1 and not settings.keys() & ViewSettings.model_fields.keys():
-        place, only = _split_source(_parse_one(words[0]))
+        place, only = _split_source(_parse_one(words[0], settings))
     else:
         place, only = read_shards(words, settings), None
     place = as_served(place, load(ClusterSettings, settings))
@@ -215,9 +219,37 @@ def plan_inspection(
     return plan, only
 
 
-def _parse_one(text: str) -> Source:
+def existing(settings: Mapping[str, object]) -> Callable[[str], bool]:
+    """Return the function that tells whether a local path, or a key or a directory of a bucket, exists.
+
+    It asks once, without retries: what cannot be asked does not exist, and is explained when it is used.
+    """
+
+    def ask(text: str) -> bool:
+        if "://" not in text:
+            return os.path.isdir(text) if text.endswith("/") else os.path.lexists(text)
+        from aisfs.app.source import has_name  # most arguments need no connection yet
+
+        found: list[bool] = []
+
+        def work() -> None:
+            with suppress(AisfsError):
+                cluster = load(ClusterSettings, settings)
+                found.append(trio.run(has_name, text, cluster))
+
+        # A command may be within trio already.
+        thread = threading.Thread(target=work, name="aisfs-exists")
+        thread.start()
+        thread.join()
+        return any(found)
+
+    return ask
+
+
+def _parse_one(text: str, settings: Mapping[str, object]) -> Source:
     lists = read_lists([text])
-    source = parse_sources([text], is_directory=os.path.isdir, lists=lists)
+    exists = existing(settings)
+    source = parse_sources([text], is_directory=os.path.isdir, lists=lists, exists=exists)
     if isinstance(source, DatasetSource) and not lists:
         first, *more = source.words[0].patterns
         if first.one and not first.listing and not more and may_be_directory(text, first):
@@ -243,7 +275,7 @@ def _split_source(source: Source) -> tuple[Source, str | None]:
         case DirectorySource(path):
             if not path.exists():
                 raise SourceMissing(f"{path}: no such file or directory")
-            return DirectorySource(path.parent), path.name
+            return DirectorySource(path.parent, path.name), path.name
         case BucketSource(bucket, prefix):
             directory, slash, name = prefix.removesuffix("/").rpartition("/")
             if is_shard(os.fsencode(name)):
@@ -316,6 +348,7 @@ def read_source(words: list[str], view: ViewSettings, given: Mapping[str, object
         listed=listed,
         lists=lists,
         keys=_key_filter(view),
+        exists=existing(given),
     )
     options = sorted(view.model_fields_set)
     if isinstance(source, BucketSource | DirectorySource):
@@ -364,9 +397,20 @@ def _read(name: str, what: str) -> bytes:
 def _parse_list_file(name: str, text: bytes, base: str | None) -> SourceArg:
     if not is_shard_list(name, text):
         lines = os.fsdecode(text).splitlines()
-        return parse_list(name, lines, base, is_directory=os.path.isdir, is_file=os.path.isfile)
+        return parse_list(
+            name,
+            lines,
+            base,
+            is_directory=os.path.isdir,
+            is_file=os.path.isfile,
+            exists=_is_local_name,
+        )
     directory = os.path.dirname(name)
     return SourceArg(name, parse_shard_list(name, text, directory=directory, base=base))
+
+
+def _is_local_name(text: str) -> bool:
+    return "://" not in text and os.path.lexists(text)
 
 
 def _key_filter(view: ViewSettings) -> KeyFilter:

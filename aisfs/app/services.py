@@ -364,7 +364,7 @@ def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
     if isinstance(plan.source, DatasetSource):
-        return members_only
+        return partial(members_only, wanted=view.wanted)
     return partial(MembersView, shards=plan.tree.shards)
 
 

@@ -22,6 +22,7 @@ from aisfs.core.namespace.sources import (
     DirectorySource,
     Everything,
     Source,
+    parse_source,
 )
 from aisfs.engine.dataset.shard_set import what_is_there
 from aisfs.engine.read.sources.index_bucket import IndexBucket
@@ -97,8 +98,9 @@ def connect(
 
     source = as_served(source, cluster)
     match source:
-        case DirectorySource(path):
-            local = LocalStore(path)
+        case DirectorySource(path, named):
+            typed = [named] if named else []
+            local = LocalStore(path, follow_links=cluster.follow_links, named=typed)
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
             return OpenSource(
@@ -108,7 +110,8 @@ def connect(
             return OpenSource(source, RootNode(), AISClient(cluster))
         case DatasetSource() if source.local:
             root = source.common_directory(os.path.realpath)
-            local = LocalStore(Path(root))
+            typed = source.named_files(os.path.realpath)
+            local = LocalStore(Path(root), follow_links=cluster.follow_links, named=typed)
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
@@ -175,6 +178,32 @@ async def open_source(
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()
+
+
+async def has_name(text: str, cluster: ClusterSettings) -> bool:
+    """Return whether a URL names an object, or a directory that has some; one with a slash at its end, only the latter.
+
+    Raises:
+        AisfsError: that cannot be asked.
+    """
+    source = parse_source(text)
+    assert isinstance(source, BucketSource), "what has a scheme is a bucket"
+    source = as_served(source, cluster)
+    assert isinstance(source, BucketSource), "served otherwise, it is still a bucket"
+    store = connect(replace(source, prefix=""), cluster).store
+    try:
+        with suppress(AccessDenied, Unsupported, NotFound):
+            if (await store.first_keys(source.bucket, source.prefix, 1)).found:
+                return True
+        if text.endswith("/"):
+            return False
+        with suppress(NotFound):
+            await store.head(source.bucket, source.prefix.removesuffix("/"))
+            return True
+        return False
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.aclose()
 
 
 async def _create_bucket(store: WritableStore, bucket: Bucket) -> None:

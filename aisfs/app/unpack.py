@@ -24,7 +24,6 @@ from rich.console import Console
 
 from aisfs.app.listing import list_shards
 from aisfs.app.pack import make_directory, parse_extension, progress_bar
-from aisfs.app.packing.at_once import each
 from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.source import open_source
 from aisfs.core.index.member_index import MemberKind
@@ -38,6 +37,7 @@ from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
+from aisfs.store.at_once import each
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)

@@ -77,6 +77,7 @@ COMMANDS = {
     },
     "Cluster": {
         "mb": _Command("Make buckets.", "buckets.mb:mb"),
+        "rm": _Command("Remove objects.", "buckets.rm:rm"),
         "jobs": _Command("List, watch and stop jobs of the cluster.", "jobs.overview:jobs"),
         "serve": _Command("Serve a directory as a small AIStore.", "main:serve"),
         "csi": _Command("Serve volumes of Kubernetes.", "csi.node:csi"),

@@ -128,17 +128,26 @@ class _Mount(Documented):
     help="The key of a sample: the path up to its first dot (wds) [default], up to its last dot "
     "(last-dot), or the last component up to its first dot (basename).",
 )
+@setting(
+    "--member-include GLOB", "In views: only members whose path matches; repeatable.", multiple=True
+)
+@setting(
+    "--member-exclude GLOB", "In views: no members whose path matches; repeatable.", multiple=True
+)
 @setting("--require EXT[,EXT]", "Leave out samples that lack one of these components.")
 @setting(
     "--label FROM",
-    "Where labels come from: cls [default], txt, json:PATH, dir, re:REGEX, csv:OBJECT.",
+    "Where labels come from: cls, txt, json:PATH, dir, re:REGEX, csv:OBJECT [cls; dir if no sample has it].",
 )
 @setting(
     "--image EXT[;EXT]",
     "Component that --view class shows of a sample: the first it has [jpg;jpeg;png]; jpg also finds "
     "image.jpg; all: each picture.",
 )
-@setting("--classes FILE", "File with the names of classes 0, 1, …, one per line.")
+@setting(
+    "--classes FILE",
+    "File with the names of classes 0, 1, …, one per line [classes.txt beside the shards].",
+)
 @setting("--samples-per-shard N", "Samples in each tar of --view shards [1000].")
 @setting("--shard-size SIZE", "Most bytes in each tar of --view shards, such as 1GiB.")
 @setting("--shuffle SEED", "With --view shards: shuffle the samples, reproducibly.")

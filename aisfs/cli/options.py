@@ -56,6 +56,7 @@ proxy_option = setting(
 def store_options(command: Command) -> Command:
     """Add the options that say how to reach the store of a source: AIStore, a cloud, a web server."""
     for option in (
+        flag("--follow-links", "Follow all symbolic links in local directories."),
         setting(
             "--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE."
         ),

@@ -1,7 +1,9 @@
 """`aisfs pack` and `aisfs unpack`."""
 
+import os
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -24,6 +26,9 @@ from aisfs.cli.options import (
 from aisfs.cli.running import run
 from aisfs.process import logs
 from aisfs.redaction import escaped
+
+if TYPE_CHECKING:
+    from aisfs.app.pack import PackPlan
 
 _MOST_LINES = 20
 """Lines printed about single files, of which there may be millions."""
@@ -62,9 +67,16 @@ def _common_options(command: Command) -> Command:
 @click.option(
     "--key-rule",
     type=click.Choice([rule.value for rule in KeyRule]),
-    default="wds",
-    show_default=True,
-    help="Which part of a file's name is the key of its sample; see aisfs mount.",
+    help="Which part of a file's name is the key of its sample; see aisfs mount"
+    " [wds, and an error if it would merge samples].",
+)
+@setting("--exclude GLOB", "No files that match GLOB; repeatable.", multiple=True)
+@setting("--include GLOB", "Only files that match GLOB; repeatable.", multiple=True)
+@click.option("--hidden", is_flag=True, help="Pack names that start with a dot, too.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Remove older shards of these names once the new ones are there.",
 )
 @click.option("--no-index", is_flag=True, help="Do not publish the indexes of the shards.")
 @index_bucket_option
@@ -76,7 +88,11 @@ def pack(
     max_size: int,
     shuffle: int | None,
     class_to: str | None,
-    key_rule: str,
+    key_rule: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    hidden: bool,
+    replace: bool,
     no_index: bool,
     jobs: int,
     dry_run: bool,
@@ -88,7 +104,8 @@ def pack(
     it, keys by name, braces and globs, or a list of them. Files are named in the shards by their path below
     the directory or bucket; objects by name, braces and globs by their whole key. SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
     exist with the same bytes are skipped, so after an error just run it again. Other shards of these
-    names are reported, but not removed. The index of each shard is published, so mounts need not scan
+    names are reported, and removed only with --replace. Names that start with a dot, and what other programs
+    leave behind (Thumbs.db, __MACOSX), are left out and counted. The index of each shard is published, so mounts need not scan
     it: on AIStore in a bucket of its own, elsewhere beside the shards in .aisfs-index, where programs that
     read the whole bucket or directory find it (--no-index publishes none).
     """
@@ -96,20 +113,19 @@ def pack(
 
     logs.configure("warning", None, foreground=True)
     given = without_unset(settings)
-    plan = run(
-        partial(
-            packing.plan_pack,
-            sources,
-            shards,
-            given,
-            max_count=max_count,
-            max_size=max_size,
-            shuffle=shuffle,
-            class_to=class_to,
-            key_rule=key_rule,
-            no_index=no_index,
-        )
+    options = packing.PackOptions(
+        max_count=max_count,
+        max_size=max_size,
+        shuffle=shuffle,
+        class_to=class_to,
+        key_rule=KeyRule(key_rule) if key_rule else None,
+        include=include,
+        exclude=exclude,
+        hidden=hidden,
+        no_index=no_index,
+        replace=replace,
     )
+    plan = run(partial(packing.plan_pack, sources, shards, given, options))
     _print_all(plan.tree.left_out, "left out: ")
     if dry_run:
         for index, layout in enumerate(plan.layouts):
@@ -118,13 +134,41 @@ def pack(
             click.echo(f"{name}: {counts}")
     else:
         packed = run(partial(packing.pack, plan, given, jobs, Console(stderr=True)))
+        removed = f", {packed.removed} older ones removed" if packed.removed else ""
         click.echo(
             f"{plan.samples} samples: {packed.written} shards written, "
-            f"{packed.kept} were there, {packed.size} bytes"
+            f"{packed.kept} were there, {packed.size} bytes{removed}"
         )
         _print_all(packed.unindexed, "no index published: ")
-        _print_all(packed.others, "not of this tree, but of these names: ")
+        if packed.others:
+            _print_all([_remaining(packed.others, str(plan.names))], "")
+    _print_all(plan.notes, "")
+    _print_classes(plan)
     return Exit.FAILURE if plan.tree.left_out else Exit.OK
+
+
+def _remaining(others: list[str], names: str) -> str:
+    """Return the line about shards of an earlier, longer run."""
+    last = f" to {others[-1]}" if others[1:] else ""
+    return (
+        f"older shards of these names remain: {len(others)}, {others[0]}{last}. Whatever reads {names} reads their"
+        " samples, too; --replace removes them, and so does `aisfs rm`"
+    )
+
+
+def _print_classes(plan: "PackPlan") -> None:
+    """Print the number of each class."""
+    if plan.classes is None:
+        return
+    names = plan.classes.names
+    for number, name in enumerate(names[:_MOST_LINES]):
+        click.echo(f"class {number}: {escaped(os.fsdecode(name))}")
+    stored = f"{plan.place}/{plan.classes.key}"
+    if plan.classes.key:
+        more = f"{len(names) - _MOST_LINES} more, and " if names[_MOST_LINES:] else ""
+        click.echo(f"{more}all names are in {escaped(stored)}, where --view class finds them")
+    else:
+        _print_all(["a name with a line break or blanks at an end: classes.txt is not written"], "")
 
 
 @click.command(cls=Documented)

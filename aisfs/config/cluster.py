@@ -30,6 +30,8 @@ class ClusterSettings(Settings):
     """Read s3://, gs:// and az:// from the cloud itself, also where there is an AIStore."""
     anonymous: Flag = False
     """Send clouds no credentials: for public buckets."""
+    follow_links: Flag = False
+    """Follow all symbolic links in local directories, also out of them and to directories."""
     http_headers: AbsolutePath | None = None
     """A file with tokens and cookies for web servers, each for its host."""
     proxy: str = ""

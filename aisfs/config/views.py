@@ -36,5 +36,9 @@ class ViewSettings(Settings):
     lists what was mounted would wait in silence."""
     strict: bool = False
     """Fail the mount if the view shows nothing. Off, since an empty dataset is no error of the mount."""
+    member_include: Patterns | None = None
+    """Only members are shown whose path in the shard matches one of these."""
+    member_exclude: Patterns | None = None
+    """No member is shown whose path in the shard matches one of these."""
     include: Patterns | None = None
     exclude: Patterns | None = None

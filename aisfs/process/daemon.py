@@ -47,9 +47,9 @@ class Reporter:
         if self._warned <= WARNINGS_MAX:
             self._send({"warning": _cut(text, WARNING_MAX), "level": level})
 
-    def ready(self) -> None:
-        """Say that the start succeeded."""
-        self._end({"ready": True})
+    def ready(self, note: str = "") -> None:
+        """Say that the start succeeded, and what there is to know about it."""
+        self._end({"ready": _cut(note, REASON_MAX)})
 
     def failed(self, reason: str, exit_code: int) -> None:
         """Say why the start failed."""
@@ -88,7 +88,7 @@ def detach(
         keep_stderr: Leave the child its stderr, where a container's log is written.
 
     Returns:
-        (0, "") once the child is ready, else an exit code and the reason. Only in the parent; the
+        0 and its note once the child is ready, else an exit code and the reason. Only in the parent; the
         child leaves the process when `work` returns.
 
     Raises:
@@ -105,7 +105,7 @@ def detach(
         os.close(writer)
         last = _follow(reader, told)
         if "ready" in last:
-            return 0, ""
+            return 0, str(last["ready"])
         _, status = os.waitpid(child, 0)
     except KeyboardInterrupt:
         _stop(child)

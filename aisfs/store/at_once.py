@@ -1,6 +1,6 @@
-"""Several requests at once, of which all have to succeed."""
+"""Several requests, or pieces of a command's work, at once; all have to succeed."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
@@ -26,5 +26,29 @@ async def all_of(jobs: Iterable[Callable[[], Awaitable[None]]], at_once: int = _
     async with trio.open_nursery() as nursery:
         for job in jobs:
             nursery.start_soon(run, job)
+    if failed:
+        raise failed[0]
+
+
+async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Run all works, `jobs` at a time; the first that fails cancels the others.
+
+    Raises:
+        AisfsError: what that one raised.
+    """
+    failed: list[AisfsError] = []
+    left = iter(works)
+
+    async def worker(scope: trio.CancelScope) -> None:
+        for work in left:
+            try:
+                await work()
+            except AisfsError as error:
+                failed.append(error)
+                scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(jobs, len(works))):
+            nursery.start_soon(worker, nursery.cancel_scope)
     if failed:
         raise failed[0]

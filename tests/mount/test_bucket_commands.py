@@ -1,4 +1,4 @@
-"""`aisfs ls` and `aisfs mb`: buckets without a mount."""
+"""`aisfs ls`, `aisfs mb` and `aisfs rm`: buckets without a mount."""
 
 import errno
 import json
@@ -172,6 +172,81 @@ def test_mb(without_buckets: RunningServer):
     without_buckets.faults([{"match": lost, "action": "reset", "stage": "done", "times": 1}])
     assert lines(run("mb", "ais://lost")) == ["created ais://lost"]
     assert lines(run("ls", "ais://lost")) == []
+
+
+def left(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+@pytest.fixture(params=["ais", "local"])
+def doomed(
+    request: pytest.FixtureRequest, without_buckets: RunningServer, tmp_path: Path
+) -> tuple[str, Path]:
+    """What to call a bucket or a directory, and where its files are."""
+    root = without_buckets.root / "b" if request.param == "ais" else tmp_path / "files"
+    names = ["a/x.tar", "a/y.tar", "a/deep/z", "ab", "n-0", "n-1", "n-3", "shards.json", "list"]
+    fill(root, dict.fromkeys(names, b"12") | {"shards.json": json.dumps(WIDS).encode()})
+    return ("ais://b" if request.param == "ais" else str(root)), root
+
+
+def test_rm(without_buckets: RunningServer, doomed: tuple[str, Path]):
+    run, (place, root) = runner(without_buckets), doomed
+    before = left(root)
+    for words, code, said in (
+        ([f"{place}/a"], 2, "is a directory: --recursive"),
+        ([f"{place}/{{a,ab}}"], 2, "is a directory: --recursive"),
+        ([f"{place}/ab", f"{place}/missing"], 5, "no such"),
+        ([f"{place}/n-{{7..9}}"], 5, "nothing there has such a name"),
+        ([f"{place}/*.gif"], 5, "nothing there has such a name"),
+    ):
+        check(run("rm", *words), code, said)
+        assert left(root) == before, "nothing is removed before all was found"
+    found = lines(run("rm", "-n", f"{place}/n-{{0..3}}"))
+    assert [line.rpartition("/")[2] for line in found] == ["n-0", "n-1", "n-3"]
+    assert left(root) == before
+    assert lines(run("rm", f"{place}/n-{{0..3}}", f"{place}/ab")) == ["removed 4 objects, 8 bytes"]
+    # A list of shards is an object here, and removes no shard.
+    lines(run("rm", f"{place}/shards.json"))
+    assert left(root) == ["a/deep/z", "a/x.tar", "a/y.tar", "list"]
+    lines(run("rm", f"{place}/a/*.tar"))
+    assert left(root) == ["a/deep/z", "list"]
+    lines(run("rm", "-r", f"{place}/a/"))
+    assert left(root) == ["list"]
+    assert lines(run("rm", "--recursive", place)) == ["removed 1 objects, 2 bytes"]
+    assert left(root) == []
+    assert root.is_dir()
+
+
+def test_rm_removes_published_indexes(without_buckets: RunningServer, tmp_path: Path):
+    run = runner(without_buckets)
+    (without_buckets.root / "b").mkdir()
+    fill(tmp_path / "tree", {"1.jpg": b"1", "2.jpg": b"2", "3.jpg": b"3"})
+    served, out = without_buckets.root, tmp_path / "out"
+    for place, indexes in (
+        ("ais://b/s-{0..}.tar", served / "aisfs-index/ais/b"),
+        (f"{out}/s-{{0..}}.tar", out / ".aisfs-index"),
+    ):
+        packed = run("pack", str(tmp_path / "tree"), place, "--max-count", "1")
+        assert packed.returncode == 0
+        lines(run("rm", place.replace("{0..}", "{0..1}")))
+        assert left(indexes) == ["s-2.tar.idx"]
+        lines(run("rm", place.replace("{0..}", "2")))
+        assert left(indexes) == []
+
+
+def test_rm_names_what_cannot_be_removed(without_buckets: RunningServer):
+    run = runner(without_buckets)
+    for words, code, said in (
+        (["rm", "https://host/x.tar"], 2, "can only be read"),
+        (["rm", "-r", "ais://"], 2, "name objects"),
+        (["rm", "ais://none/x"], 5, "does not exist"),
+    ):
+        check(run(*words), code, said)
+    fill(without_buckets.root / "b", {"x": b"", "y": b""})
+    refuse = {"path_contains": "/b/y", "method": "DELETE", "marked": True}
+    without_buckets.faults([{"match": refuse, "action": "status", "status": 403, "times": -1}])
+    check(run("rm", "-r", "ais://b", "--jobs", "1"), 6, "b/y")
+    assert left(without_buckets.root / "b") == ["y"]
 
 
 def test_mount_makes_the_bucket(without_buckets: RunningServer, mountpoint: Path, tmp_path: Path):

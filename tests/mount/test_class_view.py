@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -416,3 +417,52 @@ def test_one_pass_is_enough(tmp_path: Path, mountpoint: Path):
                     x for x in stats.splitlines() if x.startswith("aisfs_fetched_bytes_total")
                 )
                 assert float(line.split()[1]) == (0 if again else size)
+
+
+@pytest.mark.parametrize(
+    ("view", "shown"),
+    [
+        ([], ["x/cat/1.cls", "x/cat/1.jpg", "x/cat/2.cls", "x/cat/2.jpg"]),
+        (["--view", "samples"],
+         ["x/cat/1/1.cls", "x/cat/1/1.jpg", "x/cat/2/2.cls", "x/cat/2/2.jpg"]),
+        (["--view", "flat"], ["cat/1.cls", "cat/1.jpg", "cat/2.cls", "cat/2.jpg"]),
+        (VIEW, ["7/cat/1.jpg", "7/cat/2.jpg"]),
+    ],
+    ids=["members", "samples", "flat", "class"],
+)  # fmt: skip
+def test_members_are_chosen_in_all_views(
+    view: list[str], shown: list[str], server: RunningServer, mountpoint: Path
+):
+    names = ("cat/1", "cat/2", "dog/1", "cat/__MACOSX/1")
+    put(server.endpoint, "odd", "chosen/x.tar", encode([sample(n, 7, json=b"{}") for n in names]))
+    options = [*view, "--member-include", "/cat", "--member-exclude", "__MACOSX",
+               "--member-exclude", "*.json"]  # fmt: skip
+    source = "ais://odd/chosen/x.tar"
+    with mounted(source, mountpoint, endpoint=server.endpoint, options=options) as m:
+        assert tree(m.path) == shown
+        root = m.path / "x" if view in ([], ["--view", "samples"]) else m.path
+        assert b"excluded member: 8" in os.getxattr(root, "user.aisfs.skipped")
+
+
+def test_members_of_virtual_and_joined_shards_are_chosen(server: RunningServer, mountpoint: Path):
+    left = [sample(n, 7, json=b"{}") for n in ("1", "2")]
+    right = [{"__key__": n, "txt": b"a text", "png": b"a mask"} for n in ("1", "2")]
+    for name, samples in (("l", left), ("r", right)):
+        put(server.endpoint, "odd", f"pairs/{name}.tar", encode(samples))
+    only = ["--member-include", "*.{cls,txt}"]
+    both = ["ais://odd/pairs/l.tar", "ais://odd/pairs/r.tar"]
+    with mounted(both[0], mountpoint, endpoint=server.endpoint,
+                 options=["--view", "shards", "--shuffle", "1", *only]) as m:  # fmt: skip
+        (shard,) = m.path.iterdir()
+        with tarfile.open(shard) as tar:
+            assert sorted(tar.getnames()) == ["1.cls", "2.cls"]
+    with mounted(both, mountpoint, endpoint=server.endpoint,
+                 options=["--view", "samples", "--join", *only]) as m:  # fmt: skip
+        assert {Path(name).suffix for name in tree(m.path)} == {".cls", ".txt"}
+    for options, said in (
+        (["ais://odd"], "--member-include needs --view, or shards as the SOURCE"),
+        (["ais://odd", "--view", "shards"], "chosen with --include and --exclude"),
+    ):
+        done = aisfs("mount", *options, *only, mountpoint, "--endpoint", server.endpoint)
+        assert done.returncode == Exit.USAGE
+        assert said in done.stderr.decode()

@@ -143,10 +143,12 @@ def test_indexes_are_published_with_the_shards(tree, tmp_path, server):
                 assert everything(found.index) == everything(index)
                 assert found.labels == labels
                 assert labels["CONTENT kind"].table
-        assert len(list(folder.iterdir())) == 5 + (indexes.parent == folder)
+        names = {path.name for path in folder.iterdir()} - {INDEX_DIRECTORY}
+        assert names == {"classes.txt", *(shard.name for shard in shards)}
+        assert (indexes.parent == folder) == (folder / INDEX_DIRECTORY).exists()
         shutil.rmtree(folder)
     run("pack", tree, place, *words, "--no-index", endpoint=server.endpoint)
-    assert len(list(folder.iterdir())) == 5
+    assert len(list(folder.iterdir())) == 6
     shutil.rmtree(folder)
 
 
@@ -177,15 +179,220 @@ def test_finished_shards_are_recognised(tree, tmp_path, server):
 def test_shards_left_by_an_earlier_run_are_named(tree, server):
     place = "ais://b/fewer/s-{00..}.tar"
     first = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
-    assert "not of this tree" not in first.stderr
+    assert "remain" not in first.stderr
     again = run("pack", tree, place, "--max-count", 10, endpoint=server.endpoint)
-    assert again.stderr.splitlines()[-2:] == [
-        "aisfs: not of this tree, but of these names: ais://b/fewer/s-03.tar",
-        "aisfs: not of this tree, but of these names: ais://b/fewer/s-04.tar",
-    ]
+    assert again.stderr.splitlines()[-1] == (
+        "aisfs: older shards of these names remain: 2, ais://b/fewer/s-03.tar to ais://b/fewer/s-04.tar. Whatever"
+        " reads fewer/s-{00..}.tar reads their samples, too; --replace removes them, and so does `aisfs rm`"
+    )
     part = run("pack", tree, "ais://b/fewer/s-{00..02}.tar", "--max-count", 10,
                endpoint=server.endpoint)  # fmt: skip
-    assert "not of this tree" not in part.stderr
+    assert "remain" not in part.stderr
+
+
+def test_replace_removes_older_shards_and_their_indexes(tree, tmp_path, server):
+    for place, folder, indexes in (
+        (
+            "ais://b/less/s-{00..}.tar",
+            server.root / "b/less",
+            server.root / "aisfs-index/ais/b/less",
+        ),
+        (tmp_path / "out/s-{00..}.tar", tmp_path / "out", tmp_path / "out" / INDEX_DIRECTORY),
+    ):
+        run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+        (folder / "s-1.tar").write_bytes(b"of another name")
+        said = run("pack", tree, place, "--max-count", 10, "--replace", endpoint=server.endpoint)
+        assert "3 shards written, 0 were there" in said.stdout
+        assert "2 older ones removed" in said.stdout
+        assert "remain" not in said.stderr
+        left = ["s-00.tar", "s-01.tar", "s-02.tar"]
+        assert sorted(p.name for p in folder.iterdir() if p.is_file()) == [*left, "s-1.tar"]
+        assert sorted(p.name for p in indexes.iterdir()) == [f"{name}.idx" for name in left]
+
+
+def test_older_shards_stay_where_packing_fails(tree, server):
+    place = "ais://b/stay/s-{00..}.tar"
+    run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+    refuse = {"match": {"path_contains": "stay/s-01", "method": "PUT", "marked": True}}
+    server.faults([{**refuse, "action": "status", "status": 507, "times": -1}])
+    run("pack", tree, place, "--max-count", 10, "--replace", endpoint=server.endpoint, code=1)
+    server.faults([])
+    assert len(list((server.root / "b/stay").glob("s-*.tar"))) == 5
+
+
+def webdataset_keys(*shards: Path) -> list[str]:
+    """What webdataset reads, in a process of its own, since it leaves files open."""
+    script = (
+        "import json, sys, webdataset\n"
+        "data = webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False)\n"
+        "print(json.dumps([sample['__key__'] for sample in data]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, shards)], capture_output=True, check=True
+    )
+    keys: list[str] = json.loads(done.stdout)
+    return keys
+
+
+def files_of(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("cat/22.05.jpg", "cat/22.06.jpg"),
+        ("cat/IMG.2.jpg", "cat/IMG.jpg"),
+        ("cat/Dr. No.jpg", "cat/Dr. Who.jpg"),
+        ("cat/John.Doe.jpg", "cat/John.Smith.jpg"),
+        ("cat/1.JPG", "cat/1.jpg"),
+        ("cat/v1.05", "cat/v1.06"),
+    ],
+)
+def test_files_that_would_share_a_sample_are_refused(tmp_path, first, second):
+    """webdataset ends a key at the first dot, and would read one sample for both."""
+    tree = files_of(tmp_path / "tree", first, second, "cat/7.jpg", "dog/1.jpg")
+    shard = tmp_path / "out" / "s.tar"
+    for more in ([], ["--dry-run"], ["--class-to", "cls"]):
+        said = run("pack", tree, shard, *more, code=2)
+        assert f"aisfs: {first} and {second} would be one sample" in said.stderr
+        assert "--key-rule last-dot" in said.stderr
+        assert said.stdout == ""
+        assert not shard.parent.exists()
+    run("pack", tree, shard, "--key-rule", "wds")
+    with tarfile.open(shard) as tar:
+        assert sorted(tar.getnames()) == sorted([first, second, "cat/7.jpg", "dog/1.jpg"])
+
+
+def test_last_dot_makes_a_sample_of_each_for_every_reader(tmp_path):
+    names = ["cat/22.05.jpg", "cat/22.06.jpg", "d.o.g/1.2.3.tar.png", "d.o.g/plain.jpg"]
+    tree, shard = files_of(tmp_path / "tree", *names), tmp_path / "s.tar"
+    assert run("pack", tree, shard, "--key-rule", "last-dot").stdout.startswith("4 samples: ")
+    keys = ["cat/22_05", "cat/22_06", "d.o.g/1_2_3_tar", "d.o.g/plain"]
+    assert webdataset_keys(shard) == keys
+    with tarfile.open(shard) as tar:
+        contents = [tar.extractfile(member).read().decode() for member in tar.getmembers()]
+    assert contents == names
+    files_of(tree, "cat/22_05.png")
+    said = run("pack", tree, shard, "--key-rule", "last-dot", code=2)
+    assert "cat/22.05.jpg and cat/22_05.png would have one key, cat/22_05" in said.stderr
+
+
+def test_objects_that_would_share_a_sample_are_refused(tmp_path, server):
+    files_of(server.root / "b" / "dots", "22.05.jpg", "22.06.jpg")
+    words = ["pack", "ais://b/dots/", tmp_path / "s.tar"]
+    said = run(*words, endpoint=server.endpoint, code=2)
+    assert "22.05.jpg and 22.06.jpg would be one sample" in said.stderr
+    run(*words, "--key-rule", "last-dot", endpoint=server.endpoint)
+    assert webdataset_keys(tmp_path / "s.tar") == ["22_05", "22_06"]
+
+
+def test_parts_of_samples_stay_together(tmp_path):
+    names = [f"{n}.{part}" for n in (1, 2) for part in ("jpg", "json", "left.png", "right.png")]
+    names += ["3.jpg", "3.seg.png", "3.tar.gz"]
+    tree, shard = files_of(tmp_path / "tree", *names), tmp_path / "s.tar"
+    assert run("pack", tree, shard).stdout.startswith("3 samples: ")
+    assert webdataset_keys(shard) == ["1", "2", "3"]
+
+
+def test_what_readers_see_otherwise_is_said(tmp_path):
+    tree = files_of(tmp_path / "tree", "cat/1.jpg", "cat/1.png", "cat/LICENSE", "dog/1.jpg")
+    shard = tmp_path / "s.tar"
+    said = run("pack", tree, shard).stderr.splitlines()
+    assert said[-2:] == [
+        "aisfs: without an extension: 1 files, such as cat/LICENSE; webdataset skips them",
+        "aisfs: several pictures in one sample: 1 times, such as cat/1.jpg and cat/1.png; --view class shows"
+        " one of them",
+    ]
+    assert webdataset_keys(shard) == ["cat/1", "dog/1"]
+    said = run("pack", tree, shard, "--key-rule", "basename", "--exclude", "LICENSE")
+    assert said.stdout.startswith("1 samples: ")
+    assert (
+        "aisfs: 1 samples were packed, and readers that end a key at the first dot see 2"
+        in said.stderr
+    )
+
+
+LITTER = (
+    ".DS_Store",
+    "._cat",
+    "cat/.DS_Store",
+    "cat/._1.jpg",
+    "cat/Thumbs.db",
+    "dog/desktop.ini",
+    "dog/.ipynb_checkpoints/1-checkpoint.jpg",
+    "__MACOSX/cat/._1.jpg",
+    "__MACOSX/cat/2.jpg",
+)
+
+
+def test_litter_is_left_out_and_counted(tmp_path, server):
+    tree = files_of(tmp_path / "tree", "cat/1.jpg", "cat/2.jpg", "dog/1.jpg", *LITTER)
+    files_of(tree, ".git/config", "dog/.hidden.jpg")
+    shutil.copytree(tree, server.root / "b" / "littered")
+    wanted = ["cat/1.cls", "cat/1.jpg", "cat/2.cls", "cat/2.jpg", "dog/1.cls", "dog/1.jpg"]
+    for source in (tree, "ais://b/littered/"):
+        shard = tmp_path / "s.tar"
+        said = run("pack", source, shard, "--class-to", "cls", endpoint=server.endpoint)
+        assert said.stdout.startswith("3 samples: ")
+        assert "aisfs: left out: 8 litter of other programs, such as " in said.stderr
+        assert "aisfs: left out: 2 hidden, which --hidden packs, such as " in said.stderr
+        with tarfile.open(shard) as tar:
+            assert tar.getnames() == wanted
+        run("pack", source, shard, "--hidden", endpoint=server.endpoint)
+        with tarfile.open(shard) as tar:
+            kept = {".git/config", "cat/1.jpg", "cat/2.jpg", "dog/.hidden.jpg", "dog/1.jpg"}
+            assert set(tar.getnames()) == kept
+
+
+def test_globs_choose_what_is_packed(tree, loose, tmp_path, server):
+    options = (
+        "--include",
+        "/cat",
+        "--include",
+        "00?.jpg",
+        "--exclude",
+        "*.seg.png",
+        "--exclude",
+        "/eel",
+    )
+    found = []
+    for source, name in ((tree, "a.tar"), (f"{loose}/", "b.tar")):
+        said = run("pack", source, tmp_path / name, *options, endpoint=server.endpoint)
+        assert " excluded, such as " in said.stderr
+        with tarfile.open(tmp_path / name) as tar:
+            found.append([n for n in tar.getnames() if len(n) < 50])
+    assert found[0] == [f"{label}/00{n}.jpg" for label in ("cat", "dog") for n in range(7)]
+    assert found[0] == found[1]
+    said = run("pack", tree, tmp_path / "c.tar", "--include", "*.gif", code=5)
+    assert "no files (left out: " in said.stderr
+
+
+def test_numbers_of_classes_are_printed_and_kept(tmp_path, server):
+    """What was packed first decides; later classes follow, so that no number changes its meaning."""
+    tree = files_of(tmp_path / "tree", "cat/1.jpg", "dog/1.jpg")
+    for place, folder in (
+        ("ais://b/named/{}-{{0..}}.tar", server.root / "b/named"),
+        (f"{tmp_path}/out/{{}}-{{{{0..}}}}.tar", tmp_path / "out"),
+    ):
+        words = ["--class-to", "cls"]
+        said = run("pack", tree, place.format("a"), *words, endpoint=server.endpoint)
+        assert said.stdout.splitlines()[1:3] == ["class 0: cat", "class 1: dog"]
+        assert "classes.txt" in said.stdout
+        assert (folder / "classes.txt").read_text() == "cat\ndog\n"
+        other = files_of(tmp_path / f"other-{folder.name}", "ant/1.jpg", "dog/1.jpg")
+        said = run("pack", other, place.format("b"), *words, endpoint=server.endpoint)
+        assert said.stdout.splitlines()[1:4] == ["class 0: cat", "class 1: dog", "class 2: ant"]
+        assert (folder / "classes.txt").read_text() == "cat\ndog\nant\n"
+        with tarfile.open(folder / "b-0.tar") as tar:
+            labels = {n: tar.extractfile(n).read() for n in tar.getnames() if n.endswith(".cls")}
+        assert labels == {"ant/1.cls": b"2", "dog/1.cls": b"1"}
+        (folder / "classes.txt").write_bytes(b"cat\ncat\n")
+        said = run("pack", other, place.format("b"), *words, endpoint=server.endpoint, code=2)
+        assert "classes.txt: expected different names, one a line" in said.stderr
 
 
 def test_shards_in_the_tree_are_not_packed(tree):

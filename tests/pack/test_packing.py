@@ -80,7 +80,8 @@ def test_classes_are_numbered_as_image_folder_does():
     files = [
         File(name, 1, b"x") for name in (b"dog/1.jpg", b"cat/2.jpg", b"cat/1.jpg", b"eel/1.jpg")
     ]
-    labelled = packing.with_classes(samples_of(files, packing.key_wds), b"cls")
+    samples = samples_of(files, packing.key_wds)
+    labelled = packing.with_classes(samples, b"cls", packing.class_names_of(samples))
     told = {f.name: f.content for s in labelled for f in s.files if f.name.endswith(b".cls")}
     assert told == {
         b"cat/1.cls": b"0",
@@ -94,7 +95,7 @@ def test_classes_are_numbered_as_image_folder_does():
 def test_trees_without_classes_are_refused(names):
     samples = samples_of([File(name, 0, b"") for name in names], packing.key_wds)
     with pytest.raises(ConfigError):
-        packing.with_classes(samples, b"cls")
+        packing.with_classes(samples, b"cls", packing.class_names_of(samples))
 
 
 def test_shuffling_is_decided_by_the_seed():

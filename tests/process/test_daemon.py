@@ -67,7 +67,7 @@ def test_a_parent_that_does_not_read_holds_nothing_up():
     with os.fdopen(reader) as pipe:
         messages = [json.loads(line) for line in pipe]
     assert sum("warning" in message for message in messages) == WARNINGS_MAX
-    assert messages[-2:] == [{"unsaid": 100 - WARNINGS_MAX}, {"ready": True}]
+    assert messages[-2:] == [{"unsaid": 100 - WARNINGS_MAX}, {"ready": ""}]
 
 
 def test_a_parent_that_is_gone_is_no_error():

@@ -110,6 +110,13 @@ def list_from(
     return _Contents(store, refused, recursive=recursive).of_prefix(bucket, prefix, prefix)
 
 
+def list_matching(store: ObjectStore, pattern: ShardPattern, refused: Counter[str]) -> Batches:
+    """Yield the objects that match a pattern."""
+    assert pattern.bucket is not None, "local files have a bucket once their root is known"
+    contents = _Contents(store, refused, recursive=True)
+    return contents.matching(pattern.bucket, pattern.directory, GlobPattern(pattern.rest))
+
+
 class _Contents:
     """Lists what is in one store."""
 
@@ -172,7 +179,7 @@ class _Contents:
             elif single:
                 inner = self._of_key(bucket, directory + pattern.rest)
             elif pattern.rest:
-                inner = self._matching(bucket, directory, GlobPattern(pattern.rest))
+                inner = self.matching(bucket, directory, GlobPattern(pattern.rest))
             else:
                 inner = self._whole(self._directory(bucket, directory, directory))
             async for batch in inner:
@@ -206,7 +213,8 @@ class _Contents:
         if chosen:
             yield chosen
 
-    async def _matching(self, bucket: Bucket, directory: str, glob: GlobPattern) -> Batches:
+    async def matching(self, bucket: Bucket, directory: str, glob: GlobPattern) -> Batches:
+        """Yield what matches below a directory, with whole names."""
         cut = len(directory)
         async for batch in self._tree(bucket, directory, lambda key: glob.enters(key[cut:])):
             found = [(key, info) for key, info in batch if glob.matches(key[cut:])]
@@ -281,6 +289,8 @@ class _Contents:
     def _shown(self, prefix: str, page: Page) -> dict[str, ObjectInfo | None]:
         """Return the entries of a page that a mount would list."""
         shown: dict[str, ObjectInfo | None] = {}
+        if page.left_out:
+            self._refused[Refusal.NO_FILE.value] += page.left_out
         for info in page.objects:
             if info.key != prefix:  # the zero-size marker some tools leave for a directory
                 self._add(shown, prefix, info.key, info)

@@ -1,11 +1,11 @@
 """What the SOURCEs of `aisfs ls` stand for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.app.plan import may_be_directory, read_lists, read_shards
+from aisfs.app.plan import existing, may_be_directory, read_lists, read_shards
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -42,8 +42,13 @@ def find_listed(words: Sequence[str], files_from: str) -> Place:
     return Place("", read_shards(words, {"files_from": files_from}))
 
 
-def find_place(text: str | None) -> Place:
+def find_place(text: str | None, settings: Mapping[str, object], *, lists: bool = True) -> Place:
     """Return what one argument stands for; without one, all buckets.
+
+    Args:
+        text: As typed.
+        settings: The options that were given, by name of the setting.
+        lists: Whether a list of shards stands for these, and not for itself.
 
     Raises:
         ConfigError: it makes no sense.
@@ -54,11 +59,13 @@ def find_place(text: str | None) -> Place:
     scheme, separator, rest = text.partition("://")
     if separator and not rest:
         return Place(text, Everything(), provider=_provider(text, scheme))
-    lists = read_lists([text])
-    source = parse_sources([text], is_directory=os.path.isdir, lists=lists)
-    if isinstance(source, DatasetSource) and not lists:
+    listed = read_lists([text]) if lists else {}
+    exists = existing(settings)
+    source = parse_sources([text], is_directory=os.path.isdir, lists=listed, exists=exists)
+    if isinstance(source, DatasetSource) and not listed:
         first, *more = source.words[0].patterns
-        is_one = first.one and not more and (first.bucket is None or not first.listing)
+        is_list = lists and first.bucket is not None and first.listing
+        is_one = first.one and not more and not is_list
         if is_one and may_be_directory(text, first):
             return _one(text, first)
     match source:
@@ -93,4 +100,4 @@ def _local(text: str, path: Path) -> Place:
         return Place(text, DirectorySource(path))
     if not path.exists():
         raise SourceMissing(f"{path}: no such file or directory")
-    return Place(text, DirectorySource(path.parent), f"{path.name}/")
+    return Place(text, DirectorySource(path.parent, path.name), f"{path.name}/")

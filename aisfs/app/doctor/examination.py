@@ -15,6 +15,7 @@ from aisfs.app.doctor.disk import disk_checks
 from aisfs.app.doctor.fuse import fuse_checks
 from aisfs.app.doctor.machine import machine_checks
 from aisfs.app.doctor.mounts import mount_checks
+from aisfs.app.plan import existing
 from aisfs.app.stores import as_served, direct_store
 from aisfs.app.watching.status import read_counters
 from aisfs.config import CacheSettings, ClusterSettings, Settings, WriteSettings
@@ -48,7 +49,7 @@ async def examine(subjects: list[str], given: Mapping[str, object]) -> list[Chec
         given = {**given, **{name: told[name] for name in _OF_MOUNT if told.get(name)}}
         source = _mounted(told)
     elif subjects:
-        source = _parse(subjects, checks)
+        source = _parse(subjects, given, checks)
     cache = _load(CacheSettings, given, checks)
     checks += await trio.to_thread.run_sync(_local, cache, _load(WriteSettings, given, checks))
     checks += mount_checks()
@@ -90,9 +91,10 @@ def _load(
         return None
 
 
-def _parse(subjects: list[str], checks: list[Check]) -> Source:
+def _parse(subjects: list[str], given: Mapping[str, object], checks: list[Check]) -> Source:
     try:
-        source = absolute(parse_sources(subjects, is_directory=os.path.isdir))
+        source = parse_sources(subjects, is_directory=os.path.isdir, exists=existing(given))
+        source = absolute(source)
     except ConfigError as error:
         checks.append(wrong("source", str(error), "write it as for aisfs mount: ais://BUCKET"))
         return Everything()

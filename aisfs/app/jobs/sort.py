@@ -17,6 +17,7 @@ from aisfs.app.jobs.connection import Cluster, open_cluster
 from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_shards
 from aisfs.app.jobs.watch import Display, Ended, run_to_end
 from aisfs.app.pack import parse_shards, shards_there
+from aisfs.app.plan import existing
 from aisfs.core.namespace.sources import BucketSource, DatasetSource
 from aisfs.core.synthetic.packing import ShardNames
 from aisfs.errors import (
@@ -98,7 +99,7 @@ def plan_sort(
         ConfigError: an argument makes no sense, or dSort cannot do it.
     """
     order.check()
-    place, names = parse_shards(target)
+    place, names = parse_shards(target, existing(settings))
     if not isinstance(place, BucketSource) or place.bucket.store:
         raise ConfigError(f"{target}: the cluster writes the shards: write {_EXAMPLE}")
     if not names.width:

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.app.packing.tree import Place, ReadFile, is_own
+from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
 from aisfs.core.namespace.sources import DirectorySource
 from aisfs.core.synthetic.packing import File, ShardNames
 from aisfs.errors import ContentUnreadable, SourceMissing
+from aisfs.store.local.links import Links
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class LocalFiles:
         yield self._read
 
     def _read(self, file: File, at: int, view: memoryview) -> None:
-        path = os.path.join(os.fsencode(self.root), file.name)
+        path = os.path.join(os.fsencode(self.root), file.path)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -43,20 +44,22 @@ class LocalFiles:
             raise ContentUnreadable(f"{os.fsdecode(path)}: changed while it was packed")
 
 
-def find_files(root: Path, place: Place, names: ShardNames) -> LocalFiles:
-    """Return the files below a directory, but for the shards that are made of them.
+def find_files(
+    root: Path, place: Place, names: ShardNames, choice: Choice, *, follow_links: bool
+) -> LocalFiles:
+    """Return the chosen files below a directory, but for the shards that are made of them.
 
     Raises:
         SourceMissing: there is no such directory, or a part of it cannot be read.
     """
-    files, left_out = _walk(root)
+    files, left_out = _walk(root, choice, follow_links=follow_links)
     if isinstance(place, DirectorySource):
         files = _but_own(files, os.path.relpath(place.path, root.resolve()), names)
     return LocalFiles(root, files, left_out)
 
 
-def _walk(root: Path) -> tuple[list[File], list[str]]:
-    """Find all files below a directory, following symbolic links to files but not to directories.
+def _walk(root: Path, choice: Choice, *, follow_links: bool) -> tuple[list[File], list[str]]:
+    """Find the chosen files below a directory, following the links that a mount of it follows.
 
     Returns:
         The files, and a line for each thing that cannot be packed.
@@ -64,29 +67,50 @@ def _walk(root: Path) -> tuple[list[File], list[str]]:
     Raises:
         SourceMissing: there is no such directory, or a part of it cannot be read.
     """
-    top, files, odd = os.fsencode(root), [], []
+    top, files, odd = os.fsencode(os.path.realpath(root)), list[File](), list[str]()
+    links = Links(top, follow_links)
     if not os.path.isdir(top):
         raise SourceMissing(f"{root}: no such directory")
 
-    def fail(error: OSError) -> None:
-        raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+    def shown(path: bytes) -> str:
+        return os.path.normpath(os.path.join(root, os.fsdecode(os.path.relpath(path, top))))
 
-    for folder, directories, names in os.walk(top, onerror=fail):
-        links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
+    def fail(error: OSError) -> None:
+        raise SourceMissing(f"{shown(error.filename)}: {error.strerror}") from error
+
+    for folder, directories, names in os.walk(top, onerror=fail, followlinks=follow_links):
         if not directories and not names and folder != top:
-            odd.append(f"{os.fsdecode(folder)}: an empty directory")
-        for name in (*names, *links):
+            odd.append(f"{shown(folder)}: an empty directory")
+        above = "" if folder == top else f"{os.fsdecode(os.path.relpath(folder, top))}/"
+        others = [d for d in directories if not links.enters(os.path.join(folder, d))]
+        directories[:] = [
+            d for d in directories if d not in others and choice.wants(f"{above}{os.fsdecode(d)}/")
+        ]
+        for name in (*names, *others):
             path = os.path.join(folder, name)
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                odd.append(f"{os.fsdecode(path)}: {error.strerror}")
+            if not choice.wants(above + os.fsdecode(name)):
                 continue
-            if stat.S_ISREG(status.st_mode):
-                files.append(File(os.path.relpath(path, top), status.st_size))
+            size = _look(path, links)
+            if isinstance(size, str):
+                odd.append(f"{shown(path)}: {size}")
             else:
-                odd.append(f"{os.fsdecode(path)}: no file")
+                files.append(File(os.path.relpath(path, top), size))
     return files, odd
+
+
+def _look(path: bytes, links: Links) -> int | str:
+    """Return the size of a file, or why it cannot be packed."""
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            found = links.target(path)
+            if found is None:
+                os.stat(path)  # a link that leads nowhere is called that
+                return "a link that is not followed; --follow-links follows all"
+            status = found[1]
+    except OSError as error:
+        return error.strerror or "cannot be looked at"
+    return status.st_size if stat.S_ISREG(status.st_mode) else "no file"
 
 
 def _but_own(files: list[File], folder: str, names: ShardNames) -> list[File]:

@@ -14,7 +14,7 @@ import trio
 
 from aisfs.app.buckets.contents import list_place
 from aisfs.app.buckets.places import find_place
-from aisfs.app.packing.tree import Place, ReadFile, is_own
+from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
 from aisfs.app.source import open_source
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import BucketSource, Everything, Source
@@ -54,7 +54,7 @@ class Objects:
         async with open_source(self.source, self.cluster, may_be_unlistable=True) as opened:
 
             def read(file: File, at: int, view: memoryview) -> None:
-                bucket, info = self.found[file.name]
+                bucket, info = self.found[file.path]
                 args = (bucket, info, at, view)
                 try:
                     trio.from_thread.run(opened.store.read_range, *args, trio_token=token)
@@ -65,9 +65,13 @@ class Objects:
 
 
 async def find_objects(
-    sources: Sequence[str], settings: Mapping[str, object], place: Place, names: ShardNames
+    sources: Sequence[str],
+    settings: Mapping[str, object],
+    place: Place,
+    names: ShardNames,
+    choice: Choice,
 ) -> Objects:
-    """Return the objects of SOURCEs as `aisfs ls` takes them, but for the shards that are made of them.
+    """Return the chosen objects of SOURCEs as `aisfs ls` takes them, but for the shards that are made of them.
 
     Those of a bucket or a directory are named by what follows it, others by their whole key.
 
@@ -77,7 +81,7 @@ async def find_objects(
     """
     objects = Objects(ClusterSettings.load(settings))
     for source in sources:
-        there = find_place(source)
+        there = find_place(source, settings)
         if isinstance(there.source, Everything):
             raise ConfigError(f"{source}: pack one bucket, or a part of it")
         objects.source = there.source
@@ -87,7 +91,8 @@ async def find_objects(
             info = entry.info
             if info is not None and not _is_new(place, entry.bucket, info.key, names):
                 name = info.key if "://" in entry.path else entry.path
-                objects.add(name, entry.bucket, info)
+                if choice.wants(name):
+                    objects.add(name, entry.bucket, info)
         objects.left_out += [f"{source}: {n} keys: {why}" for why, n in sorted(refused.items())]
     return objects
 

@@ -10,7 +10,6 @@ from functools import partial
 
 import trio
 
-from aisfs.app.packing.at_once import each
 from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.publishing.published import Shelf, explained, put
 from aisfs.app.source import open_source
@@ -34,6 +33,7 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.at_once import each
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore
 

@@ -1,5 +1,6 @@
 """The published index of one shard: looked at and written."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from aisfs.core.index.published import (
     most_bytes,
 )
 from aisfs.core.namespace.index_places import IndexPlace
+from aisfs.core.namespace.keys import is_shard
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
@@ -25,6 +27,7 @@ from aisfs.errors import (
     BucketNotFound,
     IndexOutdated,
     IndexRefused,
+    InvalidName,
     NotFound,
     Stale,
     Unsupported,
@@ -175,3 +178,19 @@ async def put(shelf: Shelf, bucket: Bucket, key: str, data: bytes) -> None:
 def _is_same(before: ObjectInfo, now: ObjectInfo) -> bool:
     versions = before.version and now.version
     return before.same_bytes(now) and (not versions or before.version == now.version)
+
+
+async def remove_with_index(shelf: Shelf, bucket: Bucket, key: str) -> None:
+    """Remove an object, and what is published as its index, wherever that lies.
+
+    Raises:
+        NotFound: there is no such object.
+    """
+    await shelf.store.remove(bucket, key)
+    if not is_shard(os.fsencode(key.rpartition("/")[2])):
+        return
+    places = [IndexPlace(bucket)] + ([await shelf.place(bucket)] if shelf.own is not None else [])
+    for place in places:
+        # Without permission it stays, and is of no use to anybody.
+        with suppress(NotFound, BucketNotFound, AccessDenied, InvalidName, Unsupported):
+            await shelf.store.remove(place.bucket, place.key(key))

@@ -32,7 +32,7 @@ def parse_words(
         if os.path.lexists(text) and not _is_list(text):
             paths.append(Path(text))
         elif "://" in text or is_pattern(text) or _is_list(text):
-            places.append(find_place(text))
+            places.append(find_place(text, settings))
         else:
             paths.append(Path(text))
     local = [place.source for place in places if is_local(place.source)]
@@ -60,7 +60,7 @@ def _expand(word: SourceArg) -> list[Path]:
 
 
 def _matching(pattern: ShardPattern) -> Iterator[Path]:
-    if not is_pattern(pattern.rest):
+    if pattern.one or not pattern.rest:
         path = Path(pattern.directory + pattern.rest)
         if path.exists():
             yield path

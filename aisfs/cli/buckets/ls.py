@@ -75,7 +75,9 @@ def _list_all(
     refused: Counter[str] = Counter()
 
     async def work(source: str | None) -> None:
-        place = find_place(source) if files_from is None else find_listed(sources, files_from)
+        place = (
+            find_place(source, settings) if files_from is None else find_listed(sources, files_from)
+        )
         found = list_place(place, settings, refused, recursive=recursive)
         async with aclosing(found):
             async for batch in found:

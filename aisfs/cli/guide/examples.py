@@ -167,6 +167,11 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("aisfs mb -p ais://train ais://val", "Make those of two that do not exist yet."),
         Example("aisfs mb --endpoint http://proxy:8080 ais://pets", "Name the cluster."),
     ),
+    "rm": (
+        Example("aisfs rm ais://pets/old.tar", "Remove a shard, and its published index."),
+        Example("aisfs rm -n 'ais://pets/train-{000..499}.tar'", "List what would be removed."),
+        Example("aisfs rm -r ais://pets/loose/", "Remove all objects of a directory."),
+    ),
     "recover": (
         Example("aisfs recover", "List files that were written and never reached the store."),
         Example("aisfs recover --upload --all", "Upload all of them."),

@@ -17,7 +17,7 @@ from aisfs.cli.mounting.opening import Opening
 from aisfs.errors import AisfsError
 from aisfs.process import daemon
 from aisfs.process.recent_warnings import RecentWarnings
-from aisfs.redaction import shown
+from aisfs.redaction import escaped, shown
 
 if TYPE_CHECKING:
     from aisfs.process.daemon import Message, Reporter
@@ -54,6 +54,8 @@ def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> 
         _clear(plan)
         return fail(f"interrupted: {plan.mountpoint} is not mounted", INTERRUPTED)
     if not code:
+        if reason:
+            click.echo(f"aisfs: {escaped(reason)}", err=True)
         if own_log is not None:
             click.echo(f"aisfs: the log of {plan.mountpoint} is {own_log}", err=True)
         return Exit.OK
@@ -104,7 +106,9 @@ class _Foreground:
     def progress(self, state: Mapping[str, int | str | None]) -> None:
         self._opening.show(state)
 
-    def ready(self) -> None:
+    def ready(self, note: str) -> None:
+        if note:
+            self._opening.print(f"aisfs: {escaped(note)}")
         self._warnings.listener = None
         self._opening.complete = True
         self._opening.close()

@@ -27,6 +27,8 @@ SHARD_BYTES_SUFFIX = b".raw"
 """`X.tar` + this is the shard's content where `X.tar` itself is listed as a directory."""
 
 INDEX_DIRECTORY = ".aisfs-index"
+CLASSES_NAME = "classes.txt"
+"""The file beside shards that has the names of the labels 0, 1, …, one a line."""
 """The directory beside shards that has their published indexes; found by name and not listed."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -43,6 +45,7 @@ class Refusal(StrEnum):
     NUL = "contains NUL"
     HIDDEN_BY_DIRECTORY = "a directory has the same name"
     EXCLUDED = "excluded"
+    NO_FILE = "a link that is not followed, or no file"
     UNUSABLE = "a control character, which the cloud's client does not take"
 
 

@@ -204,8 +204,8 @@ class ListingBuilder:
                 self._refused[reason] += 1
             else:
                 self._directories[name] = None
-        if page.unusable:
-            self._refused[Refusal.UNUSABLE] += len(page.unusable)
+        self._refused[Refusal.NO_FILE] += page.left_out
+        self._refused[Refusal.UNUSABLE] += len(page.unusable)
         names = self._usual_names(page.objects)
         if names is not None:
             self._objects.update(zip(names, page.objects, strict=True))
@@ -223,7 +223,7 @@ class ListingBuilder:
 
     def finish(self, previous: Listing | None = None) -> Listing:
         """Return the listing, ordered like `previous`, the last one of the same directory."""
-        refused = self._refused.copy()
+        refused = +self._refused
         hidden = self.ambiguous
         if hidden:
             refused[Refusal.HIDDEN_BY_DIRECTORY] += len(hidden)

@@ -10,12 +10,62 @@ from dataclasses import dataclass, field
 
 from wcmatch import glob
 
+from aisfs.core.namespace.urls import place_end
+
 _FLAGS = glob.GLOBSTAR | glob.DOTGLOB | glob.BRACE | glob.FORCEUNIX
 _OPEN_RANGE = re.compile(r"\{([0-9]+)\.\.\}")
 _MAGIC = re.compile(r"[*?\[]|" + _OPEN_RANGE.pattern)
 _MARKED_RANGE = re.compile("\0([0-9]+)\0")
 """An open range while wcmatch, which does not know them, translates a pattern; no key has such a character."""
 _Compiled = tuple[re.Pattern[str], ...]
+
+
+SPECIAL = "{}[]*?,\\"
+"""Characters with a meaning in patterns. A backslash before one of them makes it stand for itself."""
+_QUOTED = re.compile(r"\\([{}\[\]*?,\\]?)")
+_ASIDE = 0xD800
+"""What is added to a character that stands for itself: no argument has these code points, so nothing takes it for
+part of a pattern until `literal` brings it back."""
+_TO_ASIDE = {ord(c): chr(_ASIDE + ord(c)) for c in SPECIAL}
+_FROM_ASIDE = {_ASIDE + ord(c): c for c in SPECIAL}
+_FROM_ASIDE_TO_GLOB = {_ASIDE + ord(c): f"\\{c}" for c in SPECIAL}
+
+
+def marked(text: str, exists: Callable[[str], bool]) -> str:
+    """Return an argument with the characters set aside that stand for themselves; see `literal`.
+
+    These are the quoted ones, and those of each directory, and at last of the name, that exists as it is written.
+
+    Args:
+        text: As typed: a pattern over paths, or over what follows a bucket.
+        exists: Returns whether there is a file, an object, or if it ends in a slash a directory, of this name.
+    """
+    start = place_end(text)
+    if not any(c in text for c in SPECIAL):
+        return text
+    if any(c in text[:start] for c in SPECIAL):
+        return _unquoted(text)
+    while start < len(text):
+        end = text.find("/", start) + 1 or len(text)
+        if any(c in text[start:end] for c in SPECIAL) and not exists(text[:end]):
+            break
+        start = end
+    return text[:start].translate(_TO_ASIDE) + _unquoted(text[start:])
+
+
+def _unquoted(text: str) -> str:
+    """Return a text with quoted characters set aside, and without their backslashes."""
+    return _QUOTED.sub(lambda found: (found[1] or "\\").translate(_TO_ASIDE), text)
+
+
+def literal(text: str) -> str:
+    """Return a text that names one thing, with all characters that were set aside."""
+    return text.translate(_FROM_ASIDE)
+
+
+def as_glob(text: str) -> str:
+    """Return a glob in which what was set aside is quoted."""
+    return text.translate(_FROM_ASIDE_TO_GLOB)
 
 
 def is_glob(text: str) -> bool:

@@ -11,7 +11,15 @@ from types import MappingProxyType
 from braceexpand import braceexpand
 
 from aisfs.core.namespace.keys import is_shard_of_dataset
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob, is_pattern
+from aisfs.core.namespace.patterns import (
+    EVERY_KEY,
+    KeyFilter,
+    as_glob,
+    is_glob,
+    is_pattern,
+    literal,
+    marked,
+)
 from aisfs.core.namespace.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket
@@ -42,6 +50,8 @@ class DirectorySource:
     """A local directory that is mounted like a bucket."""
 
     path: Path
+    named: str = ""
+    """The one file of it that was typed; empty if the directory was."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -57,11 +67,13 @@ class ShardPattern:
     """Prefix, empty or ending in `/`; for local files a directory of this machine."""
     rest: str
     """After `directory`: the name of one shard, a glob, or nothing for all shards below."""
+    exact: bool = False
+    """Whether it is one name although it looks like a glob."""
 
     @property
     def one(self) -> bool:
         """Whether this names a single object."""
-        return bool(self.rest) and not is_glob(self.rest)
+        return bool(self.rest) and (self.exact or not is_glob(self.rest))
 
     @property
     def listing(self) -> bool:
@@ -114,6 +126,11 @@ class DatasetSource:
         """Return the common parent directory of all local shards, each after `resolve`."""
         return os.path.commonpath([resolve(p.directory) for w in self.words for p in w.patterns])
 
+    def named_files(self, resolve: Callable[[str], str]) -> list[str]:
+        """Return the paths of local files that were typed one by one, their directories after `resolve`."""
+        patterns = (p for word in self.words for p in word.patterns if p.one)
+        return [os.path.join(resolve(p.directory), p.rest) for p in patterns]
+
     def below(self, root: str, bucket: Bucket, resolve: Callable[[str], str]) -> "DatasetSource":
         """Return the same local shards as objects of `bucket`, which is the directory `root`."""
         words = []
@@ -122,7 +139,7 @@ class DatasetSource:
             for pattern in word.patterns:
                 path = os.path.relpath(resolve(pattern.directory), root)
                 directory = "" if path == "." else f"{path}/"
-                patterns.append(ShardPattern(bucket, directory, pattern.rest))
+                patterns.append(replace(pattern, bucket=bucket, directory=directory))
             words.append(SourceArg(word.text, tuple(patterns)))
         return DatasetSource(tuple(words), self.keys, root, self.magic)
 
@@ -173,6 +190,7 @@ def parse_sources(
     listed: SourceArg | None = None,
     lists: Mapping[str, SourceArg] = NO_LISTS,
     keys: KeyFilter = EVERY_KEY,
+    exists: Callable[[str], bool] = lambda _: False,
 ) -> Source:
     """Return what the arguments before the mountpoint stand for.
 
@@ -184,28 +202,37 @@ def parse_sources(
         listed: The content of a list file, if there is one.
         lists: What the arguments stand for that name lists of shards themselves.
         keys: Which shards to leave out.
+        exists: Returns whether a key or a local path of this very name exists; see `patterns.marked`.
 
     Raises:
         ConfigError: an argument is invalid, or the arguments cannot be combined.
     """
+    texts = [text if text in lists else marked(text, exists) for text in words]
     plain = not words or (
         len(words) == 1
         and words[0] not in lists
-        and (is_directory(words[0]) or not (is_file(words[0]) or _names_shards(words[0])))
+        and (is_directory(words[0]) or not (is_file(words[0]) or _names_shards(texts[0])))
     )
     if plain and not view and listed is None:
-        return parse_source(words[0] if words else None)
+        return parse_source(_plain(words[0], texts[0], is_directory) if words else None)
     if not words and listed is None:
         raise ConfigError("--view needs a SOURCE: a bucket, a directory, or shards")
     if listed is not None:
         found = [listed]
     else:
-        found = [lists.get(text) or _word(text, is_directory, is_file) for text in words]
+        pairs = zip(words, texts, strict=True)
+        found = [
+            lists.get(word) or _word(word, text, is_directory, is_file) for word, text in pairs
+        ]
     source = DatasetSource(tuple(found), keys)
     kinds = {p.bucket is None for word in source.words for p in word.patterns}
     if len(kinds) > 1:
         raise ConfigError("one mount shows buckets or local files, not both")
     return source
+
+
+def _plain(word: str, text: str, is_directory: Callable[[str], bool]) -> str:
+    return word if is_directory(word) else literal(text)
 
 
 def parse_list(
@@ -215,6 +242,7 @@ def parse_list(
     *,
     is_directory: Callable[[str], bool],
     is_file: Callable[[str], bool] = _never,
+    exists: Callable[[str], bool] = lambda _: False,
 ) -> SourceArg:
     """Read a list file, with one source a line; empty lines and those that start with `#` are ignored.
 
@@ -225,6 +253,8 @@ def parse_list(
             relative to.
         is_directory: Returns whether a local directory of this very name exists.
         is_file: See `parse_sources`.
+        exists: Returns whether a local path of this very name exists. Objects are not looked for, which would be
+            a request for each line.
 
     Raises:
         ConfigError: a line is invalid, or there is none.
@@ -237,7 +267,7 @@ def parse_list(
         if base is not None and "://" not in text and not text.startswith("/"):
             text = f"{base.rstrip('/')}/{text}"
         try:
-            found.append(_word(text, is_directory, is_file))
+            found.append(_word(text, marked(text, exists), is_directory, is_file))
         except ConfigError as error:
             raise ConfigError(f"{name}, line {number}: {error}") from error
     if not found:
@@ -249,7 +279,7 @@ def parse_list(
 def absolute(source: Source) -> Source:
     """Return the source with absolute paths, since the daemon changes its working directory."""
     if isinstance(source, DirectorySource):
-        return DirectorySource(source.path.absolute())
+        return replace(source, path=source.path.absolute())
     if not isinstance(source, DatasetSource) or not source.local:
         return source
     words = tuple(
@@ -303,7 +333,7 @@ def _several(text: str) -> list[str]:
 
 
 def _is_shard_key(text: str) -> bool:
-    return is_shard_of_dataset(os.fsencode(text[place_end(text) :].rpartition("/")[2]))
+    return is_shard_of_dataset(os.fsencode(literal(text[place_end(text) :].rpartition("/")[2])))
 
 
 def _is_list_key(text: str) -> bool:
@@ -312,23 +342,24 @@ def _is_list_key(text: str) -> bool:
 
 
 def _word(
-    text: str, is_directory: Callable[[str], bool], is_file: Callable[[str], bool]
+    word: str, text: str, is_directory: Callable[[str], bool], is_file: Callable[[str], bool]
 ) -> SourceArg:
-    if is_directory(text):
-        return SourceArg(text, (ShardPattern(None, text.rstrip("/") + "/", ""),))
-    if not is_file(text) and len(several := _several(text)) > 1:
-        words = [_word(part, is_directory, is_file) for part in several]
-        return SourceArg(text, tuple(pattern for word in words for pattern in word.patterns))
+    """Return what an argument names; `text` is the same, `marked`."""
+    if is_directory(word):
+        return SourceArg(word, (ShardPattern(None, word.rstrip("/") + "/", ""),))
+    if not is_file(word) and len(several := _several(text)) > 1:
+        words = [_word(literal(part), part, is_directory, is_file) for part in several]
+        return SourceArg(word, tuple(pattern for one in words for pattern in one.patterns))
     if "{" not in text:
-        return SourceArg(text, (_pattern(text, is_directory, is_file),))
+        return SourceArg(word, (_pattern(text, is_directory, is_file),))
     try:
         names = list(islice(braceexpand(text), EXPANSIONS_MAX + 1))
     except ValueError as error:
         message = "the braces do not match; `\\{` and `\\}` stand for themselves"
-        raise ConfigError(f"{text}: {message}") from error
+        raise ConfigError(f"{word}: {message}") from error
     if len(names) > EXPANSIONS_MAX:
-        raise ConfigError(f"{text} stands for more than {EXPANSIONS_MAX:,} names")
-    return SourceArg(text, tuple(_pattern(name, is_directory, is_file) for name in names))
+        raise ConfigError(f"{word} stands for more than {EXPANSIONS_MAX:,} names")
+    return SourceArg(word, tuple(_pattern(name, is_directory, is_file) for name in names))
 
 
 def _pattern(
@@ -337,9 +368,9 @@ def _pattern(
     """Split a text without braces into the directory to look in and the name to look for."""
     if not text:
         raise ConfigError("a SOURCE cannot be empty")
-    if is_file(text) and not is_glob(text):
-        return pattern_of_shard(text)
-    return _split(text, len(text) if is_directory(text) else _cut(text))
+    if is_file(literal(text)) and not is_glob(text):
+        return pattern_of_shard(literal(text))
+    return _split(text, len(text) if is_directory(literal(text)) else _cut(text))
 
 
 def pattern_of_shard(text: str) -> ShardPattern:
@@ -349,16 +380,19 @@ def pattern_of_shard(text: str) -> ShardPattern:
         ConfigError: the URL names no bucket, or what can be none.
     """
     check_path(text)
+    text = marked(text, lambda _: True)
     return _split(text, max(place_end(text), text.rfind("/") + 1))
 
 
 def _split(text: str, cut: int) -> ShardPattern:
-    directory, rest = text[:cut], text[cut:]
+    directory, one = literal(text[:cut]), not is_glob(text[cut:])
+    rest = literal(text[cut:]) if one else as_glob(text[cut:])
+    exact = one and is_glob(rest)
     if "://" not in text:
-        return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest)
+        return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest, exact)
     place = parse_source(directory)
     assert isinstance(place, BucketSource), "what has a scheme is a bucket"
-    return ShardPattern(place.bucket, place.prefix, decoded(place.bucket, rest))
+    return ShardPattern(place.bucket, place.prefix, decoded(place.bucket, rest), exact)
 
 
 def _cut(text: str) -> int:

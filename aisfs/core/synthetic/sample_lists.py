@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -80,10 +80,16 @@ class TogetherSamples:
 class ShardSamples:
     """The samples of one tar, as rows of its index, with those of a sample adjacent."""
 
-    def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
-        """Group the members of `index`. Of members with one name the last wins."""
+    def __init__(
+        self,
+        index: MemberIndex,
+        rule: KeyRule,
+        require: tuple[Component, ...],
+        wanted: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """Group the members of `index` that are `wanted`. Of members with one name the last wins."""
         self.index = index
-        found = Samples(index, rule, require)
+        found = Samples(index, rule, require, wanted)
         self.skipped = found.skipped
         """How many members and samples are left out, by reason."""
         self._rows, self._ends = array("I"), array("I", [0])

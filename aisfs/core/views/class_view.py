@@ -5,6 +5,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import compress
 
@@ -62,7 +63,7 @@ def labelled_samples(
     alike = None if spec.all_images else _labelled_alike(index, spec, column)
     if alike is not None:
         return alike
-    samples = Samples(index, spec.rule, spec.require)
+    samples = Samples(index, spec.rule, spec.require, spec.wanted)
     images = EveryPart(spec.image) if spec.all_images else ComponentFinder(spec.image)
     contents: dict[bytes, bytes] = {}
     component = spec.label.component
@@ -95,6 +96,8 @@ def _labelled_alike(
     """Return the same for a shard in which all samples are alike and labelled by their contents."""
     component = spec.label.component
     if column is None or component is None or spec.rule is not KeyRule.WDS or spec.require:
+        return None
+    if spec.members:
         return None
     samples = uniform_samples(index)
     if samples is None or UNUSABLE in column.table:
@@ -214,12 +217,13 @@ def _labeller(
 
 
 def class_names(
-    labels: Iterable[bytes], classes: Sequence[bytes] | None
+    labels: Iterable[bytes], classes: Sequence[bytes] | None, stored: Sequence[bytes] = ()
 ) -> dict[bytes, bytes | None]:
     """Return the directory of each label; None for a label that cannot be a name.
 
     If all labels are integers they are padded with zeros to one width, so that they sort by value.
-    With `classes`, an integer stands for the name at that position.
+    With `classes`, an integer stands for the name at that position. So it does with `stored`, but a label
+    without a name there stays what it is.
     """
     labels = set(labels)
     integers = all(map(_INTEGER.fullmatch, labels))
@@ -228,11 +232,13 @@ def class_names(
         return {label: _class_name(label, classes, known) for label in labels}
     if integers:
         width = max((len(b"%d" % abs(int(label))) for label in labels), default=0)
-        return {label: b"%0*d" % (width + (int(label) < 0), int(label)) for label in labels}
+        numbers = {label: b"%0*d" % (width + (int(label) < 0), int(label)) for label in labels}
+        named = {label: _class_name(label, stored, frozenset()) for label in labels}
+        return {label: named[label] or numbers[label] for label in labels}
     return {label: None if b"/" in label or refusal(label) else label for label in labels}
 
 
-def _class_name(label: bytes, classes: Sequence[bytes], known: set[bytes]) -> bytes | None:
+def _class_name(label: bytes, classes: Sequence[bytes], known: AbstractSet[bytes]) -> bytes | None:
     if _INTEGER.fullmatch(label):
         return classes[int(label)] if 0 <= int(label) < len(classes) else None
     return label if label in known else None
@@ -260,8 +266,9 @@ def place_images(
             continue
         key, _ = split(index.name(row)) or (index.name(row), b"")
         above = key.rpartition(b"/")[0]
-        if spec.label.source is LabelSource.DIRECTORY:
-            above = above.partition(b"/")[2]  # the first one is the label
+        first, _, rest = above.partition(b"/")
+        if spec.label.source is LabelSource.DIRECTORY or first == name:
+            above = rest  # the first one is the label
         rows.append(row)
         homes.append(name + b"/" + above if above else name)
     return Placed(shard, index, rows, *numbered(homes)), exclusions

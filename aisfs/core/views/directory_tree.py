@@ -16,7 +16,7 @@ already in order.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import lt
 from types import MappingProxyType
@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 from aisfs.config import Shards
 from aisfs.core.index.columns import KIND_BITS, column_at
-from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.member_index import MemberIndex, MemberKind
+from aisfs.core.views.samples import EXCLUDED
 from aisfs.core.views.tree_builder import DIRECTORY, NO_ROW, MemberTree, path_of
 
 
@@ -279,13 +280,26 @@ class MembersView:
         return 1024 + entries + orders + names + 12 * len(self._names) + rare
 
 
-def members_only(index: MemberIndex) -> MembersView:
-    """Return a view that shows opened tars by their members alone, like shards of a dataset."""
+def members_only(index: MemberIndex, wanted: Callable[[bytes], bool] | None = None) -> MembersView:
+    """Return a view that shows opened tars by their members alone, like shards of a dataset.
+
+    Args:
+        index: The members.
+        wanted: Returns whether a member of this name is shown; None if all are.
+    """
     opened = set(index.opened_tars())
-    if not opened:
+    if not opened and wanted is None:
         return MembersView(index)
     paths = [None if row in opened else name for row, name in enumerate(index.names())]
-    return MembersView(index, paths, shards=Shards.BOTH)
+    excluded = 0
+    if wanted is not None:
+        directories = set(index.rows_of(MemberKind.DIRECTORY))
+        for row, name in enumerate(paths):
+            if name is not None and not wanted(name):
+                # A directory that is not named itself is there for what is in it.
+                paths[row], excluded = None, excluded + (row not in directories)
+    exclusions = {EXCLUDED: excluded} if excluded else {}
+    return MembersView(index, paths, exclusions, shards=Shards.BOTH)
 
 
 def without_folders(index: MemberIndex) -> MembersView:

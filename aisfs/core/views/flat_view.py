@@ -6,20 +6,24 @@ from collections.abc import Sequence
 
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.merged import Placed, numbered
-from aisfs.core.views.samples import LINK, Samples
+from aisfs.core.views.samples import EXCLUDED, LINK, Samples
 from aisfs.core.views.spec import ViewSpec
 
 
 def flat_rows(index: MemberIndex, spec: ViewSpec) -> tuple["array[int]", Counter[str]]:
     """Return the rows of a shard that are shown, and why others are not."""
     if spec.require:
-        samples = Samples(index, spec.rule, spec.require)
+        samples = Samples(index, spec.rule, spec.require, spec.wanted)
         return array("I", (part.row for part in samples)), +samples.skipped
     # A link is relative to its place in the tar; its target may now be another shard's file.
     links = set(index.rows_of(MemberKind.SYMLINK))
     hidden = links.union(index.rows_of(MemberKind.DIRECTORY), index.opened_tars())
     rows = array("I", (row for row in range(len(index)) if row not in hidden))
-    return rows, +Counter({LINK: len(links)})
+    skipped, wanted = Counter({LINK: len(links)}), spec.wanted
+    if wanted is not None:
+        chosen = array("I", (row for row in rows if wanted(index.name(row))))
+        skipped[EXCLUDED], rows = len(rows) - len(chosen), chosen
+    return rows, +skipped
 
 
 def place_flat(shard: bytes, index: MemberIndex, rows: Sequence[int]) -> Placed:

@@ -14,7 +14,7 @@ bytes for each part and 4 for each sample; meanwhile there is a table of all key
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
@@ -227,6 +227,7 @@ def join_samples(
     rule: KeyRule,
     require: tuple[Component, ...],
     join: Join,
+    wanted: Callable[[bytes], bool] | None = None,
 ) -> JoinedSamples:
     """Join the members of all shards by their keys.
 
@@ -236,6 +237,7 @@ def join_samples(
         rule: The rule for keys.
         require: Components that a sample must have, from whatever source.
         join: Whether a sample must be in every source.
+        wanted: Returns whether a member of this name is shown; None if all are.
     """
     numbers: dict[bytes, int] = {}
     parts, skipped = _Parts(), Counter[str]()
@@ -244,7 +246,7 @@ def join_samples(
     totals: Counter[int] = Counter()
     first_keys: dict[int, bytes] = {}
     for shard, (source, index) in enumerate(columns):
-        members = _members_of(index, rule, skipped)
+        members = _members_of(index, rule, skipped, wanted)
         samples = array("I", (numbers.setdefault(key, len(numbers)) for key in members.keys))
         if samples:
             first_keys.setdefault(source, members.keys[0])
@@ -273,12 +275,14 @@ def join_samples(
     return joined
 
 
-def _members_of(index: MemberIndex, rule: KeyRule, skipped: Counter[str]) -> _Members:
+def _members_of(
+    index: MemberIndex, rule: KeyRule, skipped: Counter[str], wanted: Callable[[bytes], bool] | None
+) -> _Members:
     """Return the members of a shard that are parts of samples; count the others."""
-    alike = uniform_samples(index) if rule is KeyRule.WDS else None
+    alike = uniform_samples(index) if rule is KeyRule.WDS and wanted is None else None
     if alike is not None:
         return _Members(alike.keys, alike.extensions, None)
-    found = Samples(index, rule, ())
+    found = Samples(index, rule, (), wanted)
     skipped.update(found.skipped)
     names = index.names()
     last = {names[member.row]: member.row for member in found}

@@ -25,6 +25,7 @@ HIDDEN = "hidden"
 METADATA = "metadata"
 LINK = "link"
 INCOMPLETE = "incomplete sample"
+EXCLUDED = "excluded member"
 
 Split = tuple[bytes, bytes]
 """The key, and the extension without its dot."""
@@ -83,9 +84,16 @@ class SampleMember(NamedTuple):
 class Samples:
     """The members of a shard that belong to samples, and why others do not."""
 
-    def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
-        """Group the members of `index`, without samples that lack a component."""
+    def __init__(
+        self,
+        index: MemberIndex,
+        rule: KeyRule,
+        require: tuple[Component, ...],
+        wanted: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """Group the members of `index` that are `wanted`, without samples that lack a component."""
         self.skipped: Counter[str] = Counter()
+        self._wanted = wanted
         self._parts = list(self._all_parts(index, SPLITS[rule]))
         if require:
             self._drop_incomplete(require)
@@ -111,6 +119,8 @@ class Samples:
             found = split_name(name, split)
             if isinstance(found, str):
                 self.skipped[found] += 1
+            elif self._wanted is not None and not self._wanted(name):
+                self.skipped[EXCLUDED] += 1
             else:
                 yield SampleMember(row, *found)
 

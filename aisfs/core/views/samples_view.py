@@ -17,7 +17,7 @@ _STRIDE = 1 << 32
 
 def samples_view(index: MemberIndex, spec: ViewSpec) -> MembersView:
     """Return the tree of a shard with its members grouped by samples."""
-    samples = Samples(index, spec.rule, spec.require)
+    samples = Samples(index, spec.rule, spec.require, spec.wanted)
     paths: list[bytes | None] = [None] * len(index)
     for row, key, _ in samples:
         name = index.name(row)

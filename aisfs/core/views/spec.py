@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from aisfs.config import Join, KeyRule, View, ViewSettings
 from aisfs.core.namespace.keys import refusal
+from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
 from aisfs.errors import ConfigError
 
 
@@ -114,8 +115,10 @@ class ViewSpec:
     all_images: bool = False
     """Whether each part that is one of `image` or ends like it is shown, and not just one."""
     label: LabelRule = LabelRule(LabelSource.CONTENT, "cls")
+    label_is_default: bool = False
+    """Whether nobody said where labels come from: if no sample has one there, directories are the labels."""
     classes: tuple[bytes, ...] | None = None
-    """Names of the labels 0, 1, …"""
+    """Names of the labels 0, 1, …; None for those that are stored beside the shards, if any are."""
     split: ShardSplit = ShardSplit()
     """Of virtual shards."""
     shuffle: int | None = None
@@ -123,6 +126,13 @@ class ViewSpec:
     loose objects."""
     join: Join | None = None
     """Which samples are shown whose parts lie in several sources; None if each source has its own."""
+    members: KeyFilter = EVERY_KEY
+    """Which members are shown, by their path in the shard."""
+
+    @property
+    def wanted(self) -> Callable[[bytes], bool] | None:
+        """The test for names of members that are shown; None if all are."""
+        return (lambda name: self.members.wants(os.fsdecode(name))) if self.members else None
 
     @property
     def merged(self) -> bool:
@@ -174,16 +184,22 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         PICTURES if all_images else _component("--image", settings.image),
         all_images,
         parse_label(settings.label),
-        _classes(class_names) if class_names is not None else None,
+        "label" not in settings.model_fields_set,
+        parse_classes(class_names, "--classes") if class_names is not None else None,
         _split(settings),
         settings.shuffle,
         settings.join,
+        KeyFilter(settings.member_include or (), settings.member_exclude or ()),
     )
     _check_start(settings, spec)
     return spec
 
 
 def _check_start(settings: ViewSettings, spec: ViewSpec) -> None:
+    if spec.members and spec.view is View.SHARDS and not spec.reshaped:
+        raise ConfigError(
+            "--member-include and --member-exclude: loose objects are chosen with --include and --exclude"
+        )
     for name in ("lazy", "strict"):
         if name in settings.model_fields_set and not spec.merged:
             raise ConfigError(f"--{name} needs --view class, --view flat, or samples with --join")
@@ -253,13 +269,18 @@ def parse_label(text: str) -> LabelRule:
     return LabelRule(LabelSource.CONTENT, text.lstrip(".").lower())
 
 
-def _classes(lines: Sequence[bytes]) -> tuple[bytes, ...]:
+def parse_classes(lines: Sequence[bytes], place: str) -> tuple[bytes, ...]:
+    """Return the names of the labels 0, 1, … that a file has.
+
+    Raises:
+        ConfigError: these lines are no different names; the message begins with `place`.
+    """
     names = tuple(line.strip() for line in lines)
     while names and not names[-1]:
         names = names[:-1]
     for number, name in enumerate(names, start=1):
         if b"/" in name or refusal(name):
-            raise ConfigError(f"--classes, line {number}: {name!r} cannot be a directory's name")
+            raise ConfigError(f"{place}, line {number}: {name!r} cannot be a directory's name")
     if not names or len(set(names)) < len(names):
-        raise ConfigError("--classes: expected different names, one a line")
+        raise ConfigError(f"{place}: expected different names, one a line")
     return names

@@ -40,7 +40,7 @@ class Found:
 
     def add(self, index: MemberIndex, spec: ViewSpec) -> None:
         """Count the parts of a shard."""
-        for _, key, extension in samples_of.Samples(index, spec.rule, ()):
+        for _, key, extension in samples_of.Samples(index, spec.rule, (), spec.wanted):
             self.key = self.key or key
             self.parts[extension.lower()] += 1
 

@@ -1,18 +1,39 @@
-"""The table of labels that `--label csv:OBJECT` names: read once, when the mount begins."""
+"""What is read of labels beside the shards, when a mount begins: the table that `--label csv:OBJECT` names,
+and the names of classes that `aisfs pack --class-to` stores."""
 
+import logging
+import os
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import trio
 
+from aisfs.core.namespace.keys import CLASSES_NAME
 from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source, without_aistore
 from aisfs.core.views.labels import parse_table
-from aisfs.core.views.spec import is_path
-from aisfs.errors import ConfigError, NotFound, SourceMissing
-from aisfs.model import Bucket
+from aisfs.core.views.spec import is_path, parse_classes
+from aisfs.engine.dataset.shard_set import ShardSet
+from aisfs.engine.listing.lister import Lister
+from aisfs.errors import (
+    AccessDenied,
+    ConfigError,
+    NotFound,
+    SourceMissing,
+    Stale,
+    Unsupported,
+)
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
 
 TABLE_MAX = 256 << 20
 """Bytes of a table; ImageNet's has 40 MB."""
+CLASSES_MAX = 16 << 20
+"""Bytes of names of classes: a million of them, of which ImageNet has 21,841."""
+DIRECTORIES_MAX = 64
+"""Directories of shards in which names of classes are looked for, which is a request each."""
 
 
 async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> dict[bytes, bytes]:
@@ -76,3 +97,62 @@ def _read_file(name: str) -> bytes:
 def _check_size(name: str, size: int) -> None:
     if size > TABLE_MAX:
         raise ConfigError(f"--label csv: {name} has {size:,} bytes, more than {TABLE_MAX:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClasses:
+    """Names of classes as they are stored beside shards."""
+
+    names: tuple[bytes, ...] = ()
+    """Of the labels 0, 1, …; none if nothing is stored."""
+    place: str = ""
+    """Where they are."""
+
+
+NO_CLASSES = StoredClasses()
+
+
+async def find_classes(shards: ShardSet, lister: Lister, store: ObjectStore) -> StoredClasses:
+    """Return the names of classes that lie beside the shards, the same in each directory that has any."""
+    places = dict.fromkeys(
+        (shard.bucket, shard.info.key[: shard.info.key.rfind("/") + 1])
+        for _, shard in shards.current
+    )
+    found = NO_CLASSES
+    for bucket, directory in islice(places, DIRECTORIES_MAX):
+        try:
+            listed = await lister.find(bucket, directory, os.fsencode(CLASSES_NAME))
+            info = listed.value if listed is not None else None
+            if info is None:
+                continue
+            classes = StoredClasses(
+                await read_classes(store, bucket, info), f"{bucket}/{directory}{CLASSES_NAME}"
+            )
+        except (AccessDenied, NotFound, Stale, Unsupported) as error:
+            log.info("%s/%s%s is not used: %s", bucket, directory, CLASSES_NAME, error)
+            continue
+        except ConfigError as error:
+            log.info("%s", error)
+            continue
+        if found is not NO_CLASSES and classes.names != found.names:
+            log.warning(
+                "%s and %s differ, so labels are shown as numbers", found.place, classes.place
+            )
+            return NO_CLASSES
+        found = found if found is not NO_CLASSES else classes
+    return found
+
+
+async def read_classes(store: ObjectStore, bucket: Bucket, info: ObjectInfo) -> tuple[bytes, ...]:
+    """Return the names of the labels 0, 1, … that a file beside shards has.
+
+    Raises:
+        ConfigError: it is no list of names.
+    """
+    key = info.key
+    if info.size > CLASSES_MAX:
+        raise ConfigError(f"{bucket}/{key}: {info.size:,} bytes are too many for names of classes")
+    buffer = bytearray(info.size)
+    if info.size:
+        await store.read_range(bucket, info, 0, memoryview(buffer))
+    return parse_classes(bytes(buffer).splitlines(), f"{bucket}/{key}")

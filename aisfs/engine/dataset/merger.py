@@ -4,7 +4,7 @@ import logging
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -25,10 +25,11 @@ from aisfs.core.views.join import Column, JoinedSamples, join_samples
 from aisfs.core.views.merged import MergedView
 from aisfs.core.views.samples import count_samples
 from aisfs.core.views.samples_view import SampleFolders
-from aisfs.core.views.spec import LabelRule, ViewSpec
+from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
 from aisfs.engine.dataset.exclusions import DAMAGED
 from aisfs.engine.dataset.join_report import report_join
+from aisfs.engine.dataset.label_table import NO_CLASSES, StoredClasses
 from aisfs.engine.dataset.open_many import open_each
 from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.dataset.shard_set import Shard, ShardSet
@@ -90,6 +91,7 @@ class Merger:
         metrics: Metrics,
         *,
         table: Mapping[bytes, bytes] | None = None,
+        classes: StoredClasses = NO_CLASSES,
         progress: OpenProgress | None = None,
         strict: bool = False,
     ) -> None:
@@ -103,6 +105,7 @@ class Merger:
             services: Outlives every reader.
             metrics: Count what is excluded.
             table: Labels by sample key, for a view that takes them from a table.
+            classes: Names of labels that lie beside the shards.
             progress: Kept up to date while shards are opened.
             strict: The first tree must show something.
         """
@@ -112,6 +115,10 @@ class Merger:
         self._spec = spec
         self._metrics = metrics
         self._table = table
+        self.classes = classes
+        """Names of labels that lie beside the shards; those of the next tree."""
+        self.note = ""
+        """Where the labels of the tree are from, if nobody said that."""
         self._progress = progress or OpenProgress()
         self._strict = strict
         self._advice = ""
@@ -302,7 +309,9 @@ class Merger:
         if spec.join is None:
             return None
         columns = [Column(part.shard.source, part.index) for part in parts]
-        joined = join_samples(columns, len(sources), spec.rule, spec.require, spec.join)
+        joined = join_samples(
+            columns, len(sources), spec.rule, spec.require, spec.join, spec.wanted
+        )
         report_join(joined, sources)
         return joined
 
@@ -311,11 +320,17 @@ class Merger:
     ) -> tuple[MergedView, Counter[str]]:
         """Return common directories of what is shown of all shards, and why what is not shown."""
         spec, skipped = self._spec, Counter[str]()
-        every = [part.found for part in parts]
-        if joined is not None:
-            every, unlabelled = self._choose_joined(joined, parts)
-            skipped += joined.skipped + unlabelled
-        names = class_names((label for found in every for label in found.table), spec.classes)
+        every, unlabelled = self._chosen(spec, parts, joined)
+        if spec.label_is_default and not any(found.rows for found in every):
+            by_directory = replace(spec, label=LabelRule(LabelSource.DIRECTORY))
+            others, lost = self._chosen(by_directory, parts, joined)
+            if any(found.rows for found in others):
+                spec, every, unlabelled = by_directory, others, lost
+        skipped += unlabelled
+        labels = {label for found in every for label in found.table}
+        stored = self.classes.names if spec.label.component is not None else ()
+        names = class_names(labels, spec.classes, stored)
+        self._note(spec, names)
         placed = []
         for part, found in zip(parts, every, strict=True):
             skipped.update(found.skipped)
@@ -328,15 +343,43 @@ class Merger:
         view = MergedView(placed, flat_name if spec.view is View.FLAT else class_namer(spec))
         return view, skipped + view.skipped
 
-    def _choose_joined(
-        self, joined: JoinedSamples, parts: list[_Part]
+    def _chosen(
+        self, spec: ViewSpec, parts: list[_Part], joined: JoinedSamples | None
     ) -> tuple[list[Labelled], Counter[str]]:
-        """Return what is shown of each shard, and why how many samples are not shown."""
-        if self._spec.view is View.FLAT:
+        """Return what is shown of each shard, and why how many joined samples are not shown.
+
+        Args:
+            spec: This view, or one with other labels.
+            parts: The shards.
+            joined: Their samples, if they are joined.
+        """
+        if joined is None:
+            if spec is self._spec:
+                return [part.found for part in parts], Counter()
+            return [
+                labelled_samples(part.index, spec, None, self._table) for part in parts
+            ], Counter()
+        if spec.view is View.FLAT:
             shown = joined.rows_by_shard()
-            return [Labelled(rows, array("I"), [], Counter()) for rows in shown], Counter()
+            every = [Labelled(rows, array("I"), [], Counter()) for rows in shown]
+            return every, joined.skipped
         indexes, columns = [part.index for part in parts], [part.column for part in parts]
-        return labelled_joined(joined, indexes, self._spec, columns, self._table)
+        every, unlabelled = labelled_joined(joined, indexes, spec, columns, self._table)
+        return every, joined.skipped + unlabelled
+
+    def _note(self, spec: ViewSpec, names: Mapping[bytes, bytes | None]) -> None:
+        """Say in one line where the labels are from, if nobody asked for that."""
+        said = []
+        if spec.label.source is not self._spec.label.source:
+            said.append(
+                "labels are the first directories of the members, since no sample has a part cls"
+            )
+        if any(label != name and name in self.classes.names for label, name in names.items()):
+            said.append(f"labels are called as in {self.classes.place}")
+        note = "; ".join(said)
+        if note and note != self.note:
+            log.info("%s", note)
+        self.note = note
 
     def _advise(
         self, parts: list[_Part], shown: int, joined: JoinedSamples | None, *, must_show: bool

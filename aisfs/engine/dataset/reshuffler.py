@@ -98,10 +98,10 @@ def _list_samples(
 ) -> tuple[SampleList, Counter[str]]:
     """Return the samples of all shards, and what is in none. Runs in a worker thread."""
     if view.join is not None:
-        joined = join_samples(columns, len(words), view.rule, view.require, view.join)
+        joined = join_samples(columns, len(words), view.rule, view.require, view.join, view.wanted)
         report_join(joined, words)
         return TogetherSamples(joined), joined.skipped
-    separate = [ShardSamples(index, view.rule, view.require) for _, index in columns]
+    separate = [ShardSamples(index, view.rule, view.require, view.wanted) for _, index in columns]
     return SeparateSamples(separate), sum((one.skipped for one in separate), Counter[str]())
 
 

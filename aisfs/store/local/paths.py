@@ -1,7 +1,7 @@
 """Which file of a directory a key means, so that nothing leads out of the directory.
 
-A key is a path below the root, spelled in the one way that the system does not shorten. No symbolic
-link is followed on the way; the last step may be one, if it leads to a file below the root.
+A key is a path below the root, spelled in the one way that the system does not shorten. Symbolic links are
+followed as `Links` says.
 
 Everything here blocks. Must not know trio.
 """
@@ -23,15 +23,17 @@ from aisfs.errors import (
 from aisfs.model import Bucket
 from aisfs.openat2 import open_beneath
 from aisfs.store.local.errors import os_errors, writing_errors
+from aisfs.store.local.links import Links
 from aisfs.store.local.writes import UNFINISHED, opened
 
 
 class KeyPaths:
     """Paths of the files of one bucket."""
 
-    def __init__(self, root: bytes, bucket: Bucket) -> None:
-        """Find files of `bucket` below `root`, an absolute path without links."""
-        self.root = root
+    def __init__(self, links: Links, bucket: Bucket) -> None:
+        """Find files of `bucket` below the root of `links`."""
+        self.links = links
+        self.root = links.root
         self._bucket = bucket
 
     def path(self, bucket: Bucket, key: str) -> bytes:
@@ -68,8 +70,9 @@ class KeyPaths:
                 return
         if stat.S_ISLNK(mode):
             with suppress(OSError):  # it leads nowhere, or is no link any more
-                if self.is_within(os.path.realpath(path)):
-                    mode = os.stat(path).st_mode
+                found = self.links.target(path)
+                mode = found[1].st_mode if found is not None else mode
+                mode = stat.S_IFDIR if found is None and self.links.enters(path) else mode
         if stat.S_ISDIR(mode):
             raise IsADirectory(f"{subject}: is a directory")
         if not stat.S_ISREG(mode):
@@ -82,7 +85,7 @@ class KeyPaths:
         try:
             path = self.path(bucket, prefix[:-1]) if prefix != "/" else None
             # A directory that may not be entered is an error, not an empty one.
-            if path and os.path.realpath(path) == path and stat.S_ISDIR(os.stat(path).st_mode):
+            if path and self.links.enters(path) and stat.S_ISDIR(os.stat(path).st_mode):
                 return path
         except (NotFound, FileNotFoundError, NotADirectoryError):
             pass
@@ -117,22 +120,18 @@ class KeyPaths:
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
-            # The way there must be free of links, as no listing leads through one; the last step
-            # may be one. What it leads to is opened without links, should it be swapped now.
+            # As no listing leads through a link to a directory, nor does a name; the last step may be one.
             missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             try:
-                folder, real = os.path.dirname(path), os.path.realpath(path)
-                if os.path.realpath(folder) != folder or not self.is_within(real):
-                    raise missing
+                entered = self.links.enters(os.path.dirname(path))
+                descriptor = self.links.open(path, flags) if entered else None
             except OSError as error:  # EINVAL, when a link is no link any more
                 raise missing from error
-            return open_beneath(root, os.path.relpath(real, self.root), flags, links=False)
+            if descriptor is None:
+                raise missing
+            return descriptor
         finally:
             os.close(root)
-
-    def is_within(self, path: bytes) -> bool:
-        """Return whether a path without links lies below the root."""
-        return path.startswith(self.root.rstrip(b"/") + b"/")
 
     def check_bucket(self, bucket: Bucket) -> None:
         """Make sure that the root, if it is what is meant, is still there."""

@@ -1,9 +1,8 @@
 """A directory of this machine as a bucket: `aisfs mount ./shards` needs no cluster.
 
 A key is a path below the root. Only what a bucket could hold shows up: regular files, and
-directories. Symbolic links are followed when they lead to a file below the root; any other link, to
-a directory or out of the root, is hidden and counted, since following it could loop or reveal what
-nobody meant to offer. So are sockets, pipes and devices.
+directories. Symbolic links are followed as `Links` says; any other link is hidden and counted, since following
+it could loop or reveal what nobody meant to offer. So are sockets, pipes and devices.
 
 Versions are told apart by modification time and inode number; size completes them.
 
@@ -14,7 +13,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from aisfs.store.content import FileContent
 from aisfs.store.custom import encode_custom
 from aisfs.store.local import metadata, writes
 from aisfs.store.local.errors import error_of, os_errors, writing_errors
+from aisfs.store.local.links import Links
 from aisfs.store.local.paths import KeyPaths, raw_key
 from aisfs.store.plain import PlainStore, check_condition
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
@@ -52,11 +52,22 @@ _MOST_THREADS = 16
 class LocalStore(PlainStore):
     """One bucket, named after the directory it is."""
 
-    def __init__(self, root: Path) -> None:
-        """Take the directory as it is now; should it move, it is gone."""
+    def __init__(
+        self, root: Path, *, follow_links: bool = False, named: Iterable[Path | str] = ()
+    ) -> None:
+        """Take the directory as it is now; should it move, it is gone.
+
+        Args:
+            root: The directory.
+            follow_links: Whether all symbolic links in it are followed.
+            named: Paths of files in it that the user typed.
+        """
         path = os.path.realpath(root)
         self.bucket = Bucket(os.path.basename(path) or "root", path=path)
-        self._paths = KeyPaths(os.fsencode(path), self.bucket)
+        typed = frozenset(os.fsencode(os.path.join(path, name)) for name in named)
+        self._links = Links(os.fsencode(path), follow_links, typed)
+        self._paths = KeyPaths(self._links, self.bucket)
+        self._told = False
         self._limiter = trio.CapacityLimiter(_MOST_THREADS)
         self._lock = ranked_lock(Rank.HIDDEN_FILES)
         self._hidden: set[bytes] = set()
@@ -270,28 +281,35 @@ class LocalStore(PlainStore):
             with os.scandir(folder) as entries:
                 # A directory is named as in a bucket, with its slash, and sorted by that.
                 found = {
-                    entry.name + b"/" if entry.is_dir(follow_symlinks=False) else entry.name: entry
+                    entry.name + b"/" if self._is_directory(entry) else entry.name: entry
                     for entry in entries
                     if not entry.name.startswith(writes.UNFINISHED)
                 }
         start = raw_key(bucket, prefix)
-        page = Page([], [], "")
+        objects, directories, left_out = list[ObjectInfo](), list[str](), 0
         for name in sorted(found):
             key = os.fsdecode(start + name)
             if name.endswith(b"/"):
-                page.directories.append(key)
+                directories.append(key)
             elif info := self._entry_info(found[name], key):
-                page.objects.append(info)
-        return page
+                objects.append(info)
+            elif found[name].path in self._hidden:
+                left_out += 1
+        return Page(objects, directories, "", left_out=left_out)
+
+    def _is_directory(self, entry: "os.DirEntry[bytes]") -> bool:
+        if not self._links.follow:
+            return entry.is_dir(follow_symlinks=False)
+        return entry.is_dir() and self._links.enters(entry.path)
 
     def _entry_info(self, entry: "os.DirEntry[bytes]", key: str) -> ObjectInfo | None:
         """Describe a file; None when it is none, or vanished since the scan."""
         try:
-            # What a link out of the root leads to is not even looked at.
-            if not entry.is_symlink() or self._paths.is_within(os.path.realpath(entry.path)):
-                result = entry.stat()
-                if stat.S_ISREG(result.st_mode):
-                    return metadata.described(key, result, entry.path)
+            # What a link that is not followed leads to is not even looked at.
+            linked = self._links.target(entry.path) if entry.is_symlink() else None
+            result = linked[1] if linked is not None else entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(result.st_mode):
+                return metadata.described(key, result, entry.path)
         except FileNotFoundError:
             if not entry.is_symlink():
                 return None
@@ -301,8 +319,18 @@ class LocalStore(PlainStore):
         with self._lock:
             known = entry.path in self._hidden
             self._hidden.add(entry.path)
-        if not known:
-            log.info("%s/%s: not shown: no file, or a link out of the directory", self.bucket, key)
+            first, self._told = (
+                entry.is_symlink() and not self._told,
+                self._told or entry.is_symlink(),
+            )
+        if first:
+            log.warning(
+                "%s/%s: a symbolic link that is not followed; others are counted, --follow-links follows all",
+                self.bucket,
+                key,
+            )
+        elif not known:
+            log.info("%s/%s: not shown: no file, or a link that is not followed", self.bucket, key)
         return None
 
 

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.namespace.patterns import GlobPattern, KeyFilter, is_glob
+from aisfs.core.namespace.patterns import (
+    SPECIAL,
+    GlobPattern,
+    KeyFilter,
+    as_glob,
+    is_glob,
+    is_pattern,
+    literal,
+    marked,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +116,51 @@ def test_open_ranges_among_braces():
     pattern = GlobPattern("{a{00..},b{1..}}-{0..}")
     assert all(map(pattern.matches, ["a00-5", "b3-0"]))
     assert not any(map(pattern.matches, ["a0-5", "b0-1"]))
+
+
+ODD_NAMES = st.text(st.sampled_from([*SPECIAL, "a", "1", "/", ".", "ü", "\udc80"]), min_size=1)
+
+
+@given(ODD_NAMES)
+def test_a_quoted_text_is_that_text(name):
+    quoted = "".join(f"\\{c}" if c in SPECIAL else c for c in name)
+    for start in ("", "ais://b/"):
+        text = marked(start + quoted, lambda _: False)
+        assert not is_pattern(text)
+        assert literal(text) == start + name
+        # In a glob, it is quoted for wcmatch.
+        assert GlobPattern(as_glob(text)).matches(start + name)
+
+
+@given(ODD_NAMES)
+def test_what_exists_is_that_text(name):
+    text = marked(name, lambda _: True)
+    assert not is_pattern(text)
+    assert literal(text) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "there", "pattern"),
+    [
+        ("run[1]/x-{0..1}.tar", ["run[1]/"], "run[1]/x-{0..1}.tar"),
+        ("ais://b/run[1]/{a}/*.tar", ["ais://b/run[1]/", "ais://b/run[1]/{a}/"], "ais://b/run[1]/{a}/*.tar"),
+        ("ais://b/a/x[1].tar", ["ais://b/a/x[1].tar"], "ais://b/a/x[1].tar"),
+        ("ais://b/a[1]", [], ""),
+        ("a[1]/b[2]", ["b[2]"], ""),
+        ("ais://{a,b}/x[1]", ["ais://{a,b}/x[1]"], ""),
+        ("a\\b.tar", [], ""),
+    ],
+)  # fmt: skip
+def test_each_directory_that_exists_is_meant_as_it_is_written(text, there, pattern):
+    asked = []
+
+    def exists(name):
+        asked.append(name)
+        return name in there
+
+    found = marked(text, exists)
+    assert literal(found) == (pattern or text)
+    kept = next((part for part in reversed(there) if part == text[: len(part)] and pattern), "")
+    assert is_pattern(found[len(kept) :]) == is_pattern(text[len(kept) :])
+    assert not kept or not is_pattern(found[: len(kept)])
+    assert all(name == text[: len(name)] for name in asked)

@@ -53,10 +53,12 @@ async def test_only_files_and_directories_are_shown(root):
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(root / "sock"))
-    (root.parent / "secret").write_bytes(b"s")
+    (root.parent / "secret" / "dir").mkdir(parents=True)
     (root / "inside").symlink_to("dir/inner")
-    (root / "outside").symlink_to("../secret")
+    (root / "outside").symlink_to("../secret/dir")
     (root / "absolute").symlink_to("/etc/passwd")
+    if os.geteuid() == 0:  # else the file is that of another user
+        os.lchown(root / "absolute", 65534, 65534)
     (root / "dangling").symlink_to("nothing")
     (root / "loop").symlink_to("loop")
     (root / "dirlink").symlink_to("dir")

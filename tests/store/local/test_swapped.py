@@ -12,6 +12,7 @@ import trio
 from aisfs.errors import NotADirectory, NotFound
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
+from aisfs.store.local.links import Links
 from aisfs.store.local.paths import KeyPaths
 from aisfs.store.local.store import LocalStore
 
@@ -50,7 +51,7 @@ def test_a_link_that_takes_a_directorys_place_is_not_followed(tmp_path: Path) ->
         (folder / "file").write_text(text)
     (root / "link").symlink_to(outside)
     bucket = Bucket("b")
-    paths = KeyPaths(os.fsencode(root), bucket)
+    paths = KeyPaths(Links(os.fsencode(root)), bucket)
     read = []
     with swapping(root / "dir", root / "link"):
         for _ in range(20_000):
