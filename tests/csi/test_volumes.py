@@ -1,11 +1,13 @@
 """What a volume may ask for."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from aisfs.app.csi.permitted import Permitted
-from aisfs.app.csi.volumes import ALLOWED, check_endpoint, check_plan, parse_volume
+from aisfs.app.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
 from aisfs.app.plan import plan_mount
 from aisfs.config import ALL_SETTINGS
 from aisfs.errors import ConfigError
@@ -30,13 +32,28 @@ def test_names_have_dashes_or_underscores_and_lists_have_blanks():
     assert volume.read_only
 
 
-def test_certificates_are_in_memory_only():
+def test_secrets_are_in_memory_only_and_can_be_replaced():
     secrets = {"client_ca": TEXT, "token": " t\n"}
     volume = parse_volume({"source": "ais://b"}, secrets=secrets, read_only=True)
-    settings = volume.settings_with_secrets()
-    assert settings["token"] == "t"
-    with open(settings["client_ca"]) as file:
-        assert file.read() == TEXT
+    kept = Secrets(57)
+    settings = kept.keep(volume.secrets)
+    assert settings["token"] == ""  # that of the environment would count before a file
+    assert all(
+        settings[name].startswith("/proc/self/fd/") for name in ("client_ca", "authn_token_file")
+    )
+
+    def now() -> tuple[str, object]:
+        token = json.loads(Path(settings["authn_token_file"]).read_text())
+        return Path(settings["client_ca"]).read_text(), token
+
+    assert now() == (TEXT, {"token": "t"})
+    other = {"token": "longer than before", "client_ca": "short", "client_key": "k"}
+    assert kept.renew([os.getpid()], other).startswith("client_key: new in the secret")
+    assert now() == ("short".ljust(len(TEXT), "\n"), {"token": "longer than before"})
+    assert kept.renew([os.getpid()], {"token": "t"}) == ""
+    assert now()[1] == {"token": "t"}
+    assert Secrets(5).renew([os.getpid()], {"token": "other"}) != ""
+    assert now()[1] == {"token": "t"}
 
 
 def test_another_cluster_needs_a_permission_and_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch):
