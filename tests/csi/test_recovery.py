@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 
 from aisfs.app.csi import targets
 from aisfs.fuse.mounting import kernel_settings
-from tests.csi.conftest import MODES, TOKEN, Kubelet
+from tests.csi.conftest import MODES, TOKEN, Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
-from tests.support.mounts import eventually, is_mountpoint, run
+from tests.docs.documents import ROOT
+from tests.support.mounts import environment, eventually, is_mountpoint, run
 
 pytestmark = pytest.mark.mount
 WRITER = MODES.SINGLE_NODE_WRITER
@@ -304,3 +306,73 @@ def test_counters_say_what_happens_on_the_node(kubelet: Kubelet, target: Path):
     kubelet.end("mounter")
     assert counters()["aisfs_csi_mounter_up"] == 0
     kubelet.start("mounter")
+
+
+@contextmanager
+def memory_group(size: int) -> Iterator[Path]:
+    """A control group with so many bytes of memory."""
+    group = Path("/sys/fs/cgroup/memory", f"aisfs-test-{os.getpid()}")
+    if not (group.parent / "memory.limit_in_bytes").exists():
+        pytest.skip("no control groups of memory can be made here")
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(size))
+        yield group
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+def use_up(group: Path, victim: int) -> None:
+    """Take all memory that is left in a group, so that the kernel kills its victim."""
+    Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
+    used = int((group / "memory.usage_in_bytes").read_text())
+    (group / "memory.limit_in_bytes").write_text(str(used + (8 << 20)))
+    script = (
+        f"echo 900 > /proc/self/oom_score_adj; echo $$ > {group}/cgroup.procs;"
+        "head -c 24M /dev/zero | tail -c 24M > /dev/null"
+    )
+    subprocess.run(["sh", "-c", script], check=False)
+    (group / "memory.limit_in_bytes").write_text(str(1 << 30))
+
+
+def test_a_daemon_that_is_killed_for_lack_of_memory_is_an_event_of_its_pod(tmp_path: Path):
+    with memory_group(1 << 30) as group, running_kubelet() as kubelet:
+        target = kubelet.place / "pods" / "v"
+        kubelet.end("mounter")
+        # In its group from the start, as that of a container is.
+        code = (
+            "import os, sys; from pathlib import Path; import aisfs.app.csi.mounter as m;"
+            "Path(sys.argv[2], 'cgroup.procs').write_text(str(os.getpid())); m.run(Path(sys.argv[1]))"
+        )
+        env = {"AIS_ENDPOINT": kubelet.server.endpoint, "AISFS_CACHE_SIZE": "0"}
+        place = kubelet.place / "mounter.sock"
+        place.unlink()
+        mounter = subprocess.Popen(
+            [sys.executable, "-c", code, place, group],
+            env=environment(env, home=tmp_path),
+            cwd=ROOT,
+        )
+        kubelet.processes["mounter"] = mounter
+        try:
+            assert eventually(place.exists)
+            kubelet.publish(target)
+            use_up(group, kubelet.daemon())
+            assert eventually(lambda: not kubelet.daemons())
+            stats = kubelet.call("NodeGetVolumeStats", volume_id="v", volume_path=str(target))
+            assert stats.volume_condition.abnormal
+            assert "for lack of memory" in stats.volume_condition.message
+            code_, said = refusal(kubelet.publish, target)
+            assert code_ is grpc.StatusCode.UNAVAILABLE
+            assert "for lack of memory" in said
+            assert "is mounted again" in said
+            assert (target / "a.txt").read_bytes() == b"a"
+            kubelet.publish(target)  # as kubelet does at once
+            stats = kubelet.call("NodeGetVolumeStats", volume_id="v", volume_path=str(target))
+            assert not stats.volume_condition.abnormal
+            assert "for lack of memory" in stats.volume_condition.message
+            kubelet.unpublish(target)
+        finally:
+            del kubelet.processes["mounter"]
+            mounter.terminate()
+            mounter.wait(60)

@@ -80,6 +80,26 @@ def test_another_cluster_needs_a_permission_and_a_token_of_its_own(monkeypatch: 
             check(endpoint, "its own")
 
 
+@pytest.mark.parametrize(
+    ("value", "options", "writable"),
+    [
+        ("true", [], True), ("on", [], True), ("Yes", [], True), ("1", ["rw"], True),
+        ("false", [], False), ("off", [], False), ("true", ["ro"], False), ("on", ["ro", "writable"], False),
+    ],
+)  # fmt: skip
+def test_which_volumes_are_writable(value: str, options: list[str], writable: bool):
+    attributes = {"source": "ais://b", "writable": value}
+    volume = parse_volume(attributes, options, read_only=False)
+    assert volume.read_only is not writable
+    assert volume.settings == ({"writable": True} if writable else {})
+
+
+@pytest.mark.parametrize("name", ["writable", "direct", "anonymous"])
+def test_a_flag_is_a_flag(name: str):
+    with pytest.raises(ConfigError, match=f'{name}: "true" or "false"'):
+        parse_volume({"source": "ais://b", name: "maybe"}, read_only=False)
+
+
 @pytest.mark.parametrize("host", ["", "https://h", "h/x", "u@h", "h:x", "*.h", "h "])
 def test_hosts_that_are_none(host: str):
     with pytest.raises(ConfigError):
@@ -97,6 +117,7 @@ def test_hosts_that_are_none(host: str):
         ({"source": "http://ok:81/d/"}, "host ok:81 is not permitted"),
         ({"source": "https://ok@169.254.169.254/x.tar"}, "no user or password"),
         ({"source": "s3://b/x.tar"}, "s3\\+direct:// is not permitted"),
+        ({"source": "s3://b/x.tar", "direct": "true"}, "s3\\+direct:// is not permitted"),
         ({"source": "oc://b/x.tar"}, "oci:// is not permitted"),
     ],
 )

@@ -25,14 +25,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 import trio
 
-from aisfs.ais.transport.auth import Credentials
+from aisfs.ais.client import AISClient
 from aisfs.app import mount as mounts
 from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.volumes import TOKEN, Secrets, Volume, check_endpoint, check_plan
 from aisfs.app.plan import plan_mount
 from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings
 from aisfs.config.values import existing_directory
-from aisfs.connections.network import tls_options
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.process import daemon
 from aisfs.process.machine_memory import MachineMemory
@@ -55,6 +54,8 @@ OPEN_SECONDS = 600.0
 """How long a volume may take to be ready: large datasets take minutes, and others must not wait for them."""
 _CONNECT_SECONDS = 5.0
 _LOOK_MS = 300
+_SOONER = 100
+"""A tenth of the limit, in the kernel's choice of what to kill: more than the mounter itself has."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -218,8 +219,8 @@ def check_environment() -> None:
     for settings in ALL_SETTINGS:
         settings.load({})
     cluster = ClusterSettings.load({})
-    Credentials.load(cluster)
-    tls_options(cluster)
+    if cluster.endpoint:
+        AISClient(cluster)  # reads the token and the certificates, and sends nothing
     plan_mount(["ais://bucket"], Path("/dev/fd/3"), (), {"endpoint": "http://localhost"})
     address = MonitoringSettings.load({}).listen_on
     if address is not None and address[1]:
@@ -380,12 +381,20 @@ def _daemons(device: int | None = None) -> list[int]:
 def _start(device: int, volume: Volume, fd: int) -> Answer:
     """Start the daemon of a volume, and kill it if it is not ready in time."""
     log.info("serving %s", " ".join(volume.sources))
+    siblings = f"{os.getppid()}/task/{os.getppid()}"
+
+    def sharers() -> int:
+        try:
+            return max(len(_children(siblings)), 1)
+        except OSError:  # the mounter has ended, and its daemons are about to
+            return 1
+
     # Ends the daemon by SIGTERM as Ctrl-C would, and after another while by SIGKILL.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, OPEN_SECONDS, END_SECONDS)
     try:
         code, reason = daemon.detach(
-            lambda reporter: _serve(device, volume, fd, reporter), keep_stderr=True
+            lambda reporter: _serve(device, volume, fd, sharers, reporter), keep_stderr=True
         )
     except KeyboardInterrupt:
         return Answer(
@@ -398,8 +407,13 @@ def _start(device: int, volume: Volume, fd: int) -> Answer:
     return Answer(Code(code) if code in frozenset(Code) else Code.INTERNAL, reason)
 
 
-def _serve(device: int, volume: Volume, fd: int, reporter: "Reporter") -> None:
+def _serve(
+    device: int, volume: Volume, fd: int, sharers: Callable[[], int], reporter: "Reporter"
+) -> None:
     Path("/proc/self/comm").write_text(f"aisfs vol {device}")
+    # Should memory run out, one volume ends, and not the mounter with all of them.
+    score = Path("/proc/self/oom_score_adj")
+    score.write_text(str(min(int(score.read_text()) + _SOONER, 1000)))
     warnings = RecentWarnings()
     warnings.attach()
     try:
@@ -407,7 +421,7 @@ def _serve(device: int, volume: Volume, fd: int, reporter: "Reporter") -> None:
         settings = {**volume.settings, **Secrets(device).keep(volume.secrets)}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)
-        plan = replace(plan, reach=volume.permitted.reach)
+        plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
         mounts.check(plan)
         trio.run(mounts.run, plan, reporter, warnings)
     except AisfsError as error:

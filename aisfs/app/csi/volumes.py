@@ -18,6 +18,7 @@ from typing import Any
 from aisfs.app.csi.permitted import NOTHING_MORE, Permitted
 from aisfs.app.plan import SourcePlan
 from aisfs.config import ClusterSettings
+from aisfs.config.values import flag_of
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source
 from aisfs.core.namespace.urls import split_url
@@ -26,7 +27,8 @@ from aisfs.errors import ConfigError
 
 # fmt: off
 ALLOWED = frozenset({
-    "attr_ttl", "create_bucket", "dir_mode", "encoding", "endpoint", "exclude", "file_mode", "gid",
+    "anonymous", "attr_ttl", "create_bucket", "dir_mode", "direct", "encoding", "endpoint", "exclude",
+    "file_mode", "gid",
     "ignore_attr_changes", "ignore_zeros", "image", "include", "io_timeout", "join", "key_rule",
     "label", "latest", "lazy", "list_ttl", "list_xattrs", "magic", "max_connections",
     "negative_ttl", "part_size", "prefetch_shards", "published_index", "read_ahead_max",
@@ -36,6 +38,9 @@ ALLOWED = frozenset({
 # fmt: on
 """Options of `aisfs mount` that a volume may set."""
 _LISTS = ("include", "exclude")
+_FLAGS = frozenset({"writable", "create_bucket", "direct", "anonymous"})
+"""Those that decide what a volume may reach or change: a word that means neither is refused."""
+_NO = frozenset({"0", "f", "false", "n", "no", "off", ""})
 _IGNORED = frozenset({"ro", "rw", "noatime", "_netdev"})
 """Mount options without meaning here; whether a volume is read-only is a field of its own."""
 _OF_KUBERNETES = "csi.storage.k8s.io/"
@@ -138,6 +143,7 @@ def parse_volume(
     Raises:
         ConfigError: something is missing, unknown or not allowed.
     """
+    options = list(options)
     given = {k: v for k, v in attributes.items() if not k.startswith(_OF_KUBERNETES)}
     for option in options:
         name, equals, value = option.partition("=")
@@ -150,21 +156,36 @@ def parse_volume(
         raise ConfigError("the volume has no attribute source, such as ais://BUCKET")
     for source in sources:
         permitted.reach.check_text("source", source)
+    settings = _parse_settings(given)
+    label = str(settings.get("label", ""))
+    if label.startswith(_TABLE):
+        permitted.reach.check_text(f"label {_TABLE}", label.removeprefix(_TABLE))
+    if read_only or "ro" in options or not settings.get("writable"):
+        read_only = True
+        settings.pop("writable", None)
+        settings.pop("create_bucket", None)
+    namespace = attributes.get(_NAMESPACE, "")
+    return Volume(sources, settings, _parse_secrets(secrets or {}), read_only, permitted, namespace)
+
+
+def _parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for word, value in given.items():
         name = word.replace("-", "_")
         if name not in ALLOWED:
             raise ConfigError(f"{word}: no option of volumes (see docs/KUBERNETES.md)")
         settings[name] = tuple(value.split()) if name in _LISTS else value
-    label = str(settings.get("label", ""))
-    if label.startswith(_TABLE):
-        permitted.reach.check_text(f"label {_TABLE}", label.removeprefix(_TABLE))
-    if read_only:
-        settings.pop("writable", None)
-        settings.pop("create_bucket", None)
-    read_only = read_only or str(settings.get("writable", "")).lower() not in ("true", "1")
-    namespace = attributes.get(_NAMESPACE, "")
-    return Volume(sources, settings, _parse_secrets(secrets or {}), read_only, permitted, namespace)
+        if name in _FLAGS:
+            settings[name] = _parse_flag(name, value)
+    return settings
+
+
+def _parse_flag(name: str, value: str) -> bool:
+    if flag_of(value):
+        return True
+    if value.strip().lower() in _NO:
+        return False
+    raise ConfigError(f'{name.replace("_", "-")}: "true" or "false" (got {value!r})')
 
 
 def check_plan(volume: Volume, plan: SourcePlan) -> None:
