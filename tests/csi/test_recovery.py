@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from aisfs.app.csi import targets
+from aisfs.app.csi.mounter import connect
 from aisfs.fuse.mounting import kernel_settings
 from tests.csi.conftest import MODES, TOKEN, Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
@@ -327,10 +328,10 @@ def use_up(group: Path, victim: int) -> None:
     """Take all memory that is left in a group, so that the kernel kills its victim."""
     Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
     used = int((group / "memory.usage_in_bytes").read_text())
-    (group / "memory.limit_in_bytes").write_text(str(used + (8 << 20)))
+    (group / "memory.limit_in_bytes").write_text(str(used + (32 << 20)))
     script = (
         f"echo 900 > /proc/self/oom_score_adj; echo $$ > {group}/cgroup.procs;"
-        "head -c 24M /dev/zero | tail -c 24M > /dev/null"
+        "head -c 64M /dev/zero | tail -c 64M > /dev/null"
     )
     subprocess.run(["sh", "-c", script], check=False)
     (group / "memory.limit_in_bytes").write_text(str(1 << 30))
@@ -376,3 +377,18 @@ def test_a_daemon_that_is_killed_for_lack_of_memory_is_an_event_of_its_pod(tmp_p
             del kubelet.processes["mounter"]
             mounter.terminate()
             mounter.wait(60)
+
+
+def test_a_driver_of_another_version_hears_so_and_volumes_go_on(kubelet: Kubelet, target: Path):
+    kubelet.publish(target)
+    daemon = kubelet.daemon()
+    with connect(kubelet.place / "mounter.sock") as connection:
+        connection.send(b'{"sources": ["ais://b"], "settings": {}}')  # as an older one asked
+        answer = connection.recv(1 << 16).decode()
+    assert "driver and mounter are of different versions, update both" in answer
+    kubelet.end("driver")  # what `helm upgrade` replaces
+    kubelet.start("driver")
+    kubelet.publish(target)
+    assert kubelet.daemon() == daemon
+    assert (target / "x.tar.d" / "007.txt").read_bytes() == b"content 7"
+    kubelet.unpublish(target)
