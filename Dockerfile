@@ -14,7 +14,7 @@ FROM debian:bookworm-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates fuse3 python3 \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 65532 --user-group --create-home aisfs
+    && groupadd --gid 65532 aisfs && useradd --uid 65532 --gid 65532 --create-home aisfs
 COPY --from=build /opt/aisfs /opt/aisfs
 ENV PATH=/opt/aisfs/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 WORKDIR /home/aisfs

@@ -13,6 +13,8 @@ MEMORY_MOST = 512 * MIB
 six million members at 80 bytes each."""
 PYTHON_ROOM = 128 * MIB
 """What the interpreter, its threads and requests under way take beside them."""
+SHARED_ROOM = 32 * MIB
+"""The same of one of several daemons that were forked from one process, and share its modules."""
 FETCHED_SHARE, INDEX_SHARE = 2, 4
 """One part in so many of the rest; the last quarter is the kernel's, for pages of cache files and sockets."""
 
@@ -35,14 +37,20 @@ class MemoryLimits(NamedTuple):
             log.info(text, fetched, indexes, self.why)
 
 
-def memory_limits(cache: CacheSettings, memory: MachineMemory | None = None) -> MemoryLimits:
-    """Return how much memory may be taken; defaults are lower where there is little."""
+def memory_limits(
+    cache: CacheSettings, memory: MachineMemory | None = None, sharers: int = 1
+) -> MemoryLimits:
+    """Return how much memory may be taken; defaults are lower where there is little, or `sharers` share it."""
     there = (memory or MachineMemory()).limit()
-    spare = max(there.size - PYTHON_ROOM, 0) if there is not None else INDEX_SHARE * GIB
+    spare = INDEX_SHARE * GIB
+    if there is not None:
+        rooms = PYTHON_ROOM if sharers == 1 else sharers * SHARED_ROOM
+        spare = max(there.size - rooms, 0) // sharers
     fetched = max(min(MEMORY_MOST, spare // FETCHED_SHARE), MEMORY_LEAST)
     indexes = max(min(MEMORY_MOST, spare // INDEX_SHARE), MEMORY_LEAST)
     given, why = cache.memory_limit, ""
     if given is None and there is not None and fetched < MEMORY_MOST:
         has = "the machine" if there.group is None else f"the control group {there.group}"
         why = f"{has} has {there.size // MIB} MiB"
+        why += f" for {sharers} mounts" if sharers > 1 else ""
     return MemoryLimits(int(given or fetched), indexes, why)

@@ -192,8 +192,7 @@ class _Launch:
         await trio.to_thread.run_sync(_tune, self._plan.mountpoint, within)
         log.info("mounted %s on %s", self._plan.source, self._plan.mountpoint)
         if self._services.ping is not None:  # a directory is read from the page cache
-            ready = self._services.fetcher.pool.make_ready
-            self._services.nursery.start_soon(trio.to_thread.run_sync, ready)
+            self._services.fetcher.pool.wants_ready = True
         if self.merger is not None and not self._plan.lazy:
             try:
                 await self.merger.merged()

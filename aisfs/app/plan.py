@@ -75,6 +75,8 @@ class SourcePlan:
     """Whether no index is taken from the disk cache."""
     reach: Reach | None = None
     """Where redirects of web servers may lead, if somebody else than the user named the source."""
+    sharers: Callable[[], int] | None = None
+    """Returns how many mounts share the memory of the control group, if there can be more than this one."""
 
     @property
     def scan(self) -> ScanRules:

@@ -18,7 +18,7 @@ from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.config import ShardIndex, TreeSettings, View
+from aisfs.config import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.sources import (
     DatasetSource,
@@ -53,9 +53,13 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
+from aisfs.process.machine_memory import MachineMemory
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
+
+SHARE_SECONDS = 5.0
+"""How often mounts that share memory look how many they are: soon enough for the next one, and a read of one small file."""
 
 PREFETCH_SHARE = 4
 """At most a quarter of the cache is filled with shards that no reader has opened yet."""
@@ -208,7 +212,7 @@ def _build(
 ) -> Services:
     store = opened.store
     local = is_local(plan.source)
-    memory = memory_limits(plan.cache)
+    memory = memory_limits(plan.cache, sharers=plan.sharers() if plan.sharers is not None else 1)
     hooks = Hooks()
     lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks, blocks)
     fetcher = Fetcher(
@@ -223,6 +227,8 @@ def _build(
     )
     metrics.before_text.append(partial(_count_read, fetcher.pool.read, metrics))
     nursery.start_soon(fetcher.tidy)
+    if plan.sharers is not None:
+        nursery.start_soon(_share_memory, plan.cache, plan.sharers, fetcher)
     if blocks is not None:
         nursery.start_soon(_sync_cache, blocks, fetcher)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)
@@ -366,6 +372,16 @@ def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
     if isinstance(plan.source, DatasetSource):
         return partial(members_only, wanted=view.wanted)
     return partial(MembersView, shards=plan.tree.shards)
+
+
+async def _share_memory(cache: CacheSettings, sharers: Callable[[], int], fetcher: Fetcher) -> None:
+    """Take more or less memory as mounts that share it end or begin."""
+    memory = MachineMemory()
+    while True:
+        await trio.sleep(SHARE_SECONDS)
+        limit = memory_limits(cache, memory, sharers()).fetched
+        if limit != fetcher.memory_limit:
+            fetcher.limit_memory(limit)
 
 
 async def _sync_cache(blocks: BlockCache, fetcher: Fetcher) -> None:

@@ -32,7 +32,7 @@ from aisfs.errors import ConfigError
 MIB = 1 << 20
 GIB = 1 << 30
 
-_SIZE = re.compile(r"\s*(\d*\.?\d+)\s*([A-Za-z]+)?\s*")
+_SIZE = re.compile(r"\s*(\d*\.?\d+(?:[eE]\d{1,2})?)\s*([A-Za-z]+)?\s*")
 _TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
 
 
@@ -61,14 +61,20 @@ def _octal(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    # pydantic's own pattern has no end: 1,5GiB would be one byte.
-    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if isinstance(value, str) and found is None:
-        raise ValueError("a size is a number, with a unit or without: 1000, 1.5MiB, 50GiB")
-    number, unit = (found[1], found[2]) if found is not None else (value, None)
-    if unit is None and isinstance(number, str | float) and float(number) % 1:
+    if isinstance(value, float) and value % 1:
+        raise ValueError(f"bytes are whole: write a unit, such as {value}GiB")
+    if not isinstance(value, str):
+        return value
+    # pydantic's own pattern has no end: 1,5GiB would be one byte. It knows 1G, but neither Kubernetes' 1Gi nor 1e9.
+    found = _SIZE.fullmatch(value)
+    unit = (found[2] or "b").lower() if found is not None else ""
+    unit += "b" if unit.endswith("i") else ""
+    if found is None or unit not in ByteSize.byte_sizes:
+        raise ValueError("a size is a number, with a unit or without: 1000, 1.5MiB, 10Gi, 50G")
+    number = found[1]
+    if found[2] is None and float(number) % 1:
         raise ValueError(f"bytes are whole: write a unit, such as {number}GiB")
-    return value
+    return f"{int(float(number)) if 'e' in number.lower() else number}{unit}"
 
 
 def parse_size(text: str) -> int:

@@ -8,6 +8,7 @@ what a container sees.
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +65,15 @@ class _Group:
             return _NO_LIMIT
         return limit - _number(self.usage) + _value(self.statistics, self.droppable)
 
+    def killed(self) -> int:
+        """Return how many processes of the group the kernel has killed for lack of memory.
+
+        Raises:
+            OSError, ValueError: the group is gone or looks otherwise.
+        """
+        events = self.place / "memory.events"
+        return _value(events if events.exists() else self.place / "memory.oom_control", "oom_kill")
+
 
 class MachineMemory:
     """Looks at the memory of the machine and of the control groups of this process."""
@@ -87,6 +97,14 @@ class MachineMemory:
         found = [size * 1024 for size in self._machine("MemAvailable:")]
         found += [size for size, _ in self._ask(_Group.available)] if found else []
         return min(found, default=None)
+
+    def killed(self) -> int:
+        """Return how many processes of these groups the kernel has killed for lack of memory."""
+        found = [0]
+        for group in self._groups:
+            with suppress(OSError, ValueError):  # an old kernel does not count them
+                found.append(group.killed())
+        return max(found)
 
     def _machine(self, name: str) -> list[int]:
         try:

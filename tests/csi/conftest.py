@@ -33,16 +33,17 @@ class Kubelet:
     processes: dict[str, Started] = field(default_factory=dict)
     channel: grpc.Channel | None = None
 
-    def start(self, name: str, *arguments: str) -> None:
-        """Start the driver or the mounter, with its output in a file."""
+    def start(self, name: str, *arguments: str, alone: bool = False, **variables: str) -> None:
+        """Start the driver or the mounter, with its output in a file; `alone` the arguments are all there are."""
         words = {
             "mounter": ("csi", "mounter", str(self.place / "mounter.sock")),
             "driver": (
                 "csi", "driver", "--node-id", "node-1", "--socket", str(self.place / "csi.sock"),
                 "--mounter", str(self.place / "mounter.sock"),
             ),
-        }[name]  # fmt: skip
+        }[name][: 2 if alone else None]  # fmt: skip
         env = {"AIS_ENDPOINT": self.server.endpoint, "AISFS_CACHE_DIR": str(self.place / "cache")}
+        env |= variables
         said = "serves node" if name == "driver" else "waiting for volumes"
         before = self.log().count(said)
         with open(self.place / f"{name}.log", "ab") as output:
@@ -76,7 +77,8 @@ class Kubelet:
             request_serializer=make.SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        return call(make(**fields), timeout=90, wait_for_ready=True)
+        timeout = fields.pop("timeout", 90)
+        return call(make(**fields), timeout=timeout, wait_for_ready=True)
 
     def publish(self, target: Path, source: str = "ais://b", **fields: object) -> None:
         """Publish a volume; `fields` are more attributes, and `secrets`, `readonly`, `flags`, `mode`."""
@@ -89,11 +91,13 @@ class Kubelet:
             volume_capability=csi_pb2.VolumeCapability(
                 mount=mount, access_mode=csi_pb2.VolumeCapability.AccessMode(mode=mode)
             ),
+            timeout=fields.pop("timeout", 90),
             readonly=fields.pop("readonly", False),
             secrets=fields.pop("secrets", {}),
             volume_context={
                 "source": source,
                 "csi.storage.k8s.io/ephemeral": "true",
+                "csi.storage.k8s.io/pod.namespace": fields.pop("namespace", "default"),
                 **{name.replace("_", "-"): str(value) for name, value in fields.items()},
             },
         )
@@ -126,6 +130,14 @@ def _serves(pid: int) -> bool:
     return False
 
 
+def clear(target: Path) -> None:
+    """Let a target be removed, whatever a test has left there."""
+    while is_mountpoint(target):
+        subprocess.run(["umount", "-l", target], check=True)
+    if target.exists():
+        subprocess.run(["chattr", "-i", target], check=False, capture_output=True)
+
+
 @contextmanager
 def running_kubelet() -> Iterator[Kubelet]:
     shard = b"".join(entry(b"%03d.txt" % row, b"content %d" % row) for row in range(20)) + END
@@ -146,8 +158,7 @@ def running_kubelet() -> Iterator[Kubelet]:
             yield kubelet
         finally:
             for target in (place / "pods").iterdir():
-                if is_mountpoint(target):
-                    subprocess.run(["umount", "-l", target], check=False)
+                clear(target)
             for name in list(kubelet.processes):
                 kubelet.end(name)
         assert "Traceback" not in kubelet.log(), kubelet.log()
@@ -165,5 +176,4 @@ def target(kubelet: Kubelet, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A path that kubelet wants a volume on; its parent exists."""
     path = kubelet.place / "pods" / request.node.name.split("[")[0]
     yield path
-    if is_mountpoint(path):
-        subprocess.run(["umount", "-l", path], check=True)
+    clear(path)

@@ -91,12 +91,24 @@ def test_of_too_many_at_once_the_rest_is_to_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(targets, "PUBLISHES_AT_ONCE", 0)
-    node = targets.Targets(tmp_path / "mounter.sock")
+    node = targets.Targets(tmp_path / "mounter.sock", tmp_path / "left")
     with pytest.raises(VolumeError, match="try again later") as caught:
         node.publish(tmp_path / "v", parse_volume({"source": "ais://b"}, read_only=True))
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     assert not (tmp_path / "v").exists()
-    node.unpublish(tmp_path / "v")  # is never refused
+    node.unpublish(tmp_path / "v")  # has room of its own
+
+
+def test_a_namespace_leaves_room_for_others():
+    with running_kubelet() as kubelet, slow_volumes(kubelet, targets.PUBLISHES_OF_NAMESPACE):
+        target = kubelet.place / "pods" / "v"
+        code, said = refusal(kubelet.publish, target)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "of the namespace default are being published" in said
+        assert not target.exists()
+        kubelet.publish(target, namespace="another")
+        assert (target / "a.txt").read_bytes() == b"a"
+        kubelet.unpublish(target)
 
 
 def test_a_volume_that_is_not_ready_in_time_is_given_up(tmp_path: Path):

@@ -1,11 +1,13 @@
 """What a volume may ask for."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from aisfs.app.csi.permitted import Permitted
-from aisfs.app.csi.volumes import ALLOWED, check_endpoint, check_plan, parse_volume
+from aisfs.app.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
 from aisfs.app.plan import plan_mount
 from aisfs.config import ALL_SETTINGS
 from aisfs.errors import ConfigError
@@ -30,13 +32,28 @@ def test_names_have_dashes_or_underscores_and_lists_have_blanks():
     assert volume.read_only
 
 
-def test_certificates_are_in_memory_only():
+def test_secrets_are_in_memory_only_and_can_be_replaced():
     secrets = {"client_ca": TEXT, "token": " t\n"}
     volume = parse_volume({"source": "ais://b"}, secrets=secrets, read_only=True)
-    settings = volume.settings_with_secrets()
-    assert settings["token"] == "t"
-    with open(settings["client_ca"]) as file:
-        assert file.read() == TEXT
+    kept = Secrets(57)
+    settings = kept.keep(volume.secrets)
+    assert settings["token"] == ""  # that of the environment would count before a file
+    assert all(
+        settings[name].startswith("/proc/self/fd/") for name in ("client_ca", "authn_token_file")
+    )
+
+    def now() -> tuple[str, object]:
+        token = json.loads(Path(settings["authn_token_file"]).read_text())
+        return Path(settings["client_ca"]).read_text(), token
+
+    assert now() == (TEXT, {"token": "t"})
+    other = {"token": "longer than before", "client_ca": "short", "client_key": "k"}
+    assert kept.renew([os.getpid()], other).startswith("client_key: new in the secret")
+    assert now() == ("short".ljust(len(TEXT), "\n"), {"token": "longer than before"})
+    assert kept.renew([os.getpid()], {"token": "t"}) == ""
+    assert now()[1] == {"token": "t"}
+    assert Secrets(5).renew([os.getpid()], {"token": "other"}) != ""
+    assert now()[1] == {"token": "t"}
 
 
 def test_another_cluster_needs_a_permission_and_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch):
@@ -63,6 +80,26 @@ def test_another_cluster_needs_a_permission_and_a_token_of_its_own(monkeypatch: 
             check(endpoint, "its own")
 
 
+@pytest.mark.parametrize(
+    ("value", "options", "writable"),
+    [
+        ("true", [], True), ("on", [], True), ("Yes", [], True), ("1", ["rw"], True),
+        ("false", [], False), ("off", [], False), ("true", ["ro"], False), ("on", ["ro", "writable"], False),
+    ],
+)  # fmt: skip
+def test_which_volumes_are_writable(value: str, options: list[str], writable: bool):
+    attributes = {"source": "ais://b", "writable": value}
+    volume = parse_volume(attributes, options, read_only=False)
+    assert volume.read_only is not writable
+    assert volume.settings == ({"writable": True} if writable else {})
+
+
+@pytest.mark.parametrize("name", ["writable", "direct", "anonymous"])
+def test_a_flag_is_a_flag(name: str):
+    with pytest.raises(ConfigError, match=f'{name}: "true" or "false"'):
+        parse_volume({"source": "ais://b", name: "maybe"}, read_only=False)
+
+
 @pytest.mark.parametrize("host", ["", "https://h", "h/x", "u@h", "h:x", "*.h", "h "])
 def test_hosts_that_are_none(host: str):
     with pytest.raises(ConfigError):
@@ -80,6 +117,7 @@ def test_hosts_that_are_none(host: str):
         ({"source": "http://ok:81/d/"}, "host ok:81 is not permitted"),
         ({"source": "https://ok@169.254.169.254/x.tar"}, "no user or password"),
         ({"source": "s3://b/x.tar"}, "s3\\+direct:// is not permitted"),
+        ({"source": "s3://b/x.tar", "direct": "true"}, "s3\\+direct:// is not permitted"),
         ({"source": "oc://b/x.tar"}, "oci:// is not permitted"),
     ],
 )

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from demo.vision import ImageFolder
+
 from tests.mount.content import put
 from tests.mount.datasets import encode, sample, tree
 from tests.support.mounts import aisfs, mounted

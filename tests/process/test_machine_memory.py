@@ -97,3 +97,21 @@ def test_defaults_leave_room_for_python_and_the_kernel(
     assert not found.why or f"{group} MiB" in found.why
     given = memory_limits(CacheSettings.load({"memory_limit": "300MiB"}), memory)
     assert (given.fetched // MIB, given.indexes // MIB, given.why) == (300, indexes, "")
+
+
+@pytest.mark.parametrize(("sharers", "fetched"), [(1, 512), (2, 512), (10, 188), (100, 16)])
+def test_mounts_that_share_a_limit_divide_it(machine: Machine, sharers: int, fetched: int):
+    machine.groups("0::/", V2.format(top="/", at="/sys/fs/cgroup"))
+    machine.v2("sys/fs/cgroup", 4096 * MIB, 0)
+    found = memory_limits(CacheSettings.load({}), MachineMemory(machine.root), sharers)
+    assert found.fetched // MIB == fetched
+    assert (f"for {sharers} mounts" in found.why) is (fetched < 512)
+
+
+def test_what_the_kernel_killed_is_counted(machine: Machine):
+    machine.groups("0::/", V2.format(top="/", at="/sys/fs/cgroup"))
+    machine.v2("sys/fs/cgroup", 4096 * MIB, 0)
+    assert MachineMemory(machine.root).killed() == 0
+    events = machine.root / "sys/fs/cgroup/memory.events"
+    events.write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert MachineMemory(machine.root).killed() == 2

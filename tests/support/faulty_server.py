@@ -10,7 +10,7 @@ Prints `ready <port>` once it accepts connections. The rules travel over the sam
 A rule is `{"match": {...}, "action": "...", "times": 1, ...}`. All that `match` names must hold:
 
     method "GET" · path_contains "x.tar" · query_contains "archpath" · marked true (at the target)
-    range true (has a Range header)
+    range true (has a Range header) · other_token "t" (has another token than this, or none)
 
 Actions:
 
@@ -261,6 +261,7 @@ def _matches(match: dict[str, Any], environ: Environ) -> bool:
         "query_contains": lambda wanted: wanted in query,
         "marked": lambda wanted: marked == wanted,
         "range": lambda wanted: ("HTTP_RANGE" in environ) == wanted,
+        "other_token": lambda wanted: environ.get("HTTP_AUTHORIZATION") != f"Bearer {wanted}",
     }
     return all(tests[name](wanted) for name, wanted in match.items())
 

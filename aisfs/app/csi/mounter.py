@@ -2,32 +2,39 @@
 
 The driver sends what to mount and the descriptor of the mount in one message, and waits for the result. A child is
 forked for each message; it starts the daemon of the volume and ends with the answer, which comes in time: a daemon
-that is not ready by then is killed. Nothing is kept: which volumes there are, the kernel knows, and a daemon
-ends when its volume is unmounted.
+that is not ready by then is killed. Which volumes there are, the kernel knows, and a daemon ends when its volume
+is unmounted. All that is kept is which daemons were killed, and why, since the kernel forgets that.
+
+A daemon is found again by what only /proc has: its name, and the names of its secrets, have the device number of its mount.
 """
 
 import ctypes
 import logging
 import os
+import re
 import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 import trio
 
+from aisfs.ais.client import AISClient
 from aisfs.app import mount as mounts
 from aisfs.app.csi.failures import Code, VolumeError, code_of
-from aisfs.app.csi.volumes import Volume, check_endpoint, check_plan
+from aisfs.app.csi.volumes import TOKEN, Secrets, Volume, check_endpoint, check_plan
 from aisfs.app.plan import plan_mount
-from aisfs.errors import AisfsError
+from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings
+from aisfs.config.values import existing_directory
+from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.process import daemon
+from aisfs.process.machine_memory import MachineMemory
 from aisfs.process.recent_warnings import RecentWarnings
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T", bound="Answer | Status")
+
 MESSAGE_MAX = 128 << 10
 """Bytes of a message. Kubernetes' secrets and attributes that are larger do not fit a socket's buffer."""
 END_SECONDS = 20
@@ -45,47 +54,132 @@ OPEN_SECONDS = 600.0
 """How long a volume may take to be ready: large datasets take minutes, and others must not wait for them."""
 _CONNECT_SECONDS = 5.0
 _LOOK_MS = 300
+_SOONER = 100
+"""A tenth of the limit, in the kernel's choice of what to kill: more than the mounter itself has."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class _Answer(msgspec.Struct):
-    """How the start of a volume went."""
+class Serve(msgspec.Struct, tag=True):
+    """Asks for a daemon; the descriptor of the mount comes with it."""
 
-    code: Code
+    device: int
+    """Number of the mount's device, which no other mount has at the same time."""
+    volume: Volume
+
+
+class Renew(msgspec.Struct, tag=True):
+    """Gives the daemon of a mount other secrets."""
+
+    device: int
+    secrets: dict[str, str]
+
+
+class Ask(msgspec.Struct, tag=True):
+    """Asks how the mounter is."""
+
+
+class Answer(msgspec.Struct):
+    """How it went."""
+
+    code: Code = Code.OK
     reason: str = ""
 
 
-def hand_over(
-    mounter: Path, volume: Volume, fd: int, given_up: Callable[[], bool] = lambda: False
-) -> None:
-    """Have the mounter serve a volume; return when it is ready.
+class Status(msgspec.Struct):
+    """How the mounter is."""
 
-    Args:
-        mounter: The mounter's socket.
-        volume: What to show.
-        fd: The descriptor of the mount, which stays open here.
-        given_up: Returns whether nobody wants the volume any more; asked now and then.
+    daemons: int
+    """Volumes that are served."""
+    killed: dict[int, str]
+    """Why daemons died, by the device number of their mounts: the latest ones."""
+    deaths: dict[str, int]
+    """How many died of each signal; `OUT_OF_MEMORY` is one of its own."""
+    memory_limit: int | None
+    memory_available: int | None
 
-    Raises:
-        VolumeError: why it cannot be served, or `given_up`.
-    """
-    message = msgspec.json.encode(volume)
-    if len(message) > MESSAGE_MAX:
-        raise VolumeError(Code.INVALID_ARGUMENT, "the attributes and secrets are too large")
-    try:
-        with connect(mounter) as connection:
-            socket.send_fds(connection, [message], [fd])
-            _wait(connection, given_up)
-            answer = connection.recv(MESSAGE_MAX)
-    except OSError as error:
-        raise VolumeError(
-            Code.UNAVAILABLE, f"mounter {mounter}: {error.strerror or error}"
-        ) from error
-    if not answer:
-        raise VolumeError(Code.UNAVAILABLE, f"mounter {mounter}: ended before the volume was ready")
-    said = msgspec.json.decode(answer, type=_Answer)
-    if said.code is not Code.OK:
-        raise VolumeError(said.code, said.reason)
+
+OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY_WORDS = "by the kernel for lack of memory"
+_KILLED_MOST = 256
+"""Daemons whose end is remembered: more than a node has volumes."""
+
+
+class Mounter:
+    """A connection to the mounter, for one question."""
+
+    def __init__(self, path: Path) -> None:
+        """Connect to the socket `path`.
+
+        Raises:
+            VolumeError: nothing listens there, or what listens hangs.
+        """
+        self._path = path
+        try:
+            self._connection = connect(path)
+        except OSError as error:
+            raise VolumeError(
+                Code.UNAVAILABLE,
+                f"mounter {path}: {error.strerror or error}: the mounter of this node does not run,"
+                " see its pod, app=aisfs-csi-mounter; volumes are mounted once it does",
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._connection.close()
+
+    def serve(
+        self, device: int, volume: Volume, fd: int, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Have a volume served; return when it is ready.
+
+        Args:
+            device: The device number of the mount.
+            volume: What to show.
+            fd: The descriptor of the mount, which stays open here.
+            given_up: Returns whether nobody wants the volume any more; asked now and then.
+
+        Raises:
+            VolumeError: why it cannot be served, or `given_up`.
+        """
+        said = self._ask(Serve(device, volume), Answer, fd, given_up)
+        if said.code is not Code.OK:
+            raise VolumeError(said.code, said.reason)
+
+    def renew(self, device: int, secrets: Mapping[str, str]) -> str:
+        """Give the daemon of a mount other secrets; return which of them it cannot take, and why."""
+        return self._ask(Renew(device, dict(secrets)), Answer).reason
+
+    def status(self) -> Status:
+        """Return how the mounter is."""
+        return self._ask(Ask(), Status)
+
+    def _ask(
+        self,
+        question: Serve | Renew | Ask,
+        kind: type[T],
+        fd: int | None = None,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> T:
+        message = msgspec.json.encode(question)
+        if len(message) > MESSAGE_MAX:
+            raise VolumeError(Code.INVALID_ARGUMENT, "the attributes and secrets are too large")
+        try:
+            socket.send_fds(self._connection, [message], [] if fd is None else [fd])
+            _wait(self._connection, given_up)
+            answer = self._connection.recv(MESSAGE_MAX)
+        except OSError as error:
+            raise VolumeError(
+                Code.UNAVAILABLE, f"mounter {self._path}: {error.strerror or error}"
+            ) from error
+        if not answer:
+            raise VolumeError(Code.UNAVAILABLE, f"mounter {self._path}: ended before it answered")
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except msgspec.MsgspecError:
+            said = msgspec.json.decode(answer, type=Answer)
+            raise VolumeError(said.code, said.reason) from None
 
 
 def _wait(connection: socket.socket, given_up: Callable[[], bool]) -> None:
@@ -116,21 +210,93 @@ def connect(mounter: Path) -> socket.socket:
     return connection
 
 
+def check_environment() -> None:
+    """Check what all volumes take from the environment and the configuration files.
+
+    Raises:
+        ConfigError, AccessDenied: no volume could be served with that.
+    """
+    for settings in ALL_SETTINGS:
+        settings.load({})
+    cluster = ClusterSettings.load({})
+    if cluster.endpoint:
+        AISClient(cluster)  # reads the token and the certificates, and sends nothing
+    plan_mount(["ais://bucket"], Path("/dev/fd/3"), (), {"endpoint": "http://localhost"})
+    address = MonitoringSettings.load({}).listen_on
+    if address is not None and address[1]:
+        raise ConfigError(
+            "AISFS_METRICS_ADDR: only one volume could listen there; give the driver --metrics-addr"
+        )
+    cache = CacheSettings.load({})
+    if cache.cache_size != 0:
+        there = existing_directory(cache.cache_dir, "cache-dir")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise AccessDenied(
+                f"cache-dir {cache.cache_dir}: user {os.geteuid()} may not write to {there}"
+            )
+
+
+class _Ends:
+    """How daemons ended. For the first process of the mounter alone, in the handler of SIGCHLD."""
+
+    def __init__(self) -> None:
+        self.killed: dict[int, str] = {}
+        self.deaths: dict[str, int] = {}
+        self._memory = MachineMemory()
+        self._out_of_memory = self._memory.killed()
+
+    def reap(self) -> None:
+        """Note the end of each child that has ended."""
+        with suppress(ChildProcessError):
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            ) is not None:
+                found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
+                if found is not None:
+                    self._note(int(found[1]), ended)
+                os.waitpid(ended.si_pid, 0)
+
+    def _note(self, device: int, ended: os.waitid_result) -> None:
+        self.killed.pop(device, None)
+        if ended.si_code not in (os.CLD_KILLED, os.CLD_DUMPED):
+            return
+        name = signal.Signals(ended.si_status).name
+        before, self._out_of_memory = self._out_of_memory, self._memory.killed()
+        why = f"was killed by {name}"
+        if name == "SIGKILL" and self._out_of_memory > before:
+            name = OUT_OF_MEMORY
+            room = self._memory.limit()
+            of = f", {room.size >> 20} MiB for all volumes of the node," if room is not None else ""
+            why = f"was killed {OUT_OF_MEMORY_WORDS}: the mounter's limit{of} is used up"
+        self.deaths[name] = self.deaths.get(name, 0) + 1
+        self.killed[device] = f"the process that serves the volume has died: it {why}"
+        while len(self.killed) > _KILLED_MOST:
+            del self.killed[next(iter(self.killed))]
+        log.error("process %d of device 0:%d %s", ended.si_pid, device, why)
+
+
+_NAME = re.compile(r"aisfs vol (\d+)\n")
+"""Names of daemons, at most 15 characters, with the device numbers of their mounts."""
+
+
 def run(path: Path) -> None:
     """Serve volumes until SIGTERM; then unmount nothing, but let each daemon finish what it writes.
 
     Raises:
+        ConfigError, AccessDenied: the environment is unfit for volumes.
         OSError: `path` cannot be listened on.
     """
+    check_environment()
     # As the first process of a container, and then elsewhere too: daemons become our children.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
+    ends = _Ends()
+    signal.signal(signal.SIGCHLD, lambda *_: ends.reap())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # or it would unmount: daemons inherit this
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        mask = os.umask(0o177)  # whoever may connect can have anything mounted
+        mask = os.umask(0o177)  # what may connect can have anything mounted
         listener.bind(str(path))
         os.umask(mask)
         listener.listen()
@@ -139,7 +305,7 @@ def run(path: Path) -> None:
             connection, _ = listener.accept()
             with connection:
                 if os.fork() == 0:
-                    _answer(connection, listener)
+                    _answer(connection, listener, ends)
 
 
 def _end(number: int, frame: "FrameType | None") -> None:
@@ -155,12 +321,12 @@ def _end(number: int, frame: "FrameType | None") -> None:
     raise SystemExit(0)
 
 
-def _children() -> set[int]:
-    return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}
+def _children(of: str = "thread-self") -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{of}/children").read_text().split()}
 
 
-def _answer(connection: socket.socket, listener: socket.socket) -> None:
-    """Start the daemon of one volume and answer; never returns."""
+def _answer(connection: socket.socket, listener: socket.socket, ends: _Ends) -> None:
+    """Answer one question of the driver; never returns."""
     code = 1
     try:
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -168,8 +334,8 @@ def _answer(connection: socket.socket, listener: socket.socket) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         listener.close()
         data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
-        if data and descriptors:  # else the driver has only looked whether we are here
-            connection.send(msgspec.json.encode(_start_of(data, descriptors[0])))
+        if data:  # else the driver has only looked whether we are here
+            connection.send(msgspec.json.encode(_answer_to(data, descriptors, ends)))
         code = 0
     except OSError as error:
         log.warning("the driver did not take the answer: %s", error.strerror)
@@ -177,47 +343,91 @@ def _answer(connection: socket.socket, listener: socket.socket) -> None:
         os._exit(code)
 
 
-def _start_of(data: bytes, fd: int) -> _Answer:
-    """Start the daemon of a volume, and kill it if it is not ready in time."""
+def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Status:
     try:
-        volume = msgspec.json.decode(data, type=Volume)
+        question: Serve | Renew | Ask = msgspec.json.decode(data, type=Serve | Renew | Ask)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return _Answer(
+        return Answer(
             Code.INTERNAL, f"driver and mounter are of different versions, update both: {error}"
         )
+    match question:
+        case Serve(device, volume):
+            return _start(device, volume, descriptors[0])
+        case Renew(device, secrets):
+            return Answer(reason=Secrets(device).renew(_daemons(device), secrets))
+        case Ask():
+            memory = MachineMemory()
+            room = memory.limit()
+            return Status(
+                daemons=len(_daemons()),
+                killed=ends.killed,
+                deaths=ends.deaths,
+                memory_limit=None if room is None else room.size,
+                memory_available=memory.available(),
+            )
+
+
+def _daemons(device: int | None = None) -> list[int]:
+    """Return the processes that serve volumes, or only that of one device; for a child of the mounter."""
+    found = []
+    for pid in _children(f"{os.getppid()}/task/{os.getppid()}"):
+        with suppress(OSError):  # it has ended
+            name = _NAME.fullmatch(Path(f"/proc/{pid}/comm").read_text())
+            if name is not None and device in (None, int(name[1])):
+                found.append(pid)
+    return found
+
+
+def _start(device: int, volume: Volume, fd: int) -> Answer:
+    """Start the daemon of a volume, and kill it if it is not ready in time."""
     log.info("serving %s", " ".join(volume.sources))
+    siblings = f"{os.getppid()}/task/{os.getppid()}"
+
+    def sharers() -> int:
+        try:
+            return max(len(_children(siblings)), 1)
+        except OSError:  # the mounter has ended, and its daemons are about to
+            return 1
+
     # Ends the daemon by SIGTERM as Ctrl-C would, and after another while by SIGKILL.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, OPEN_SECONDS, END_SECONDS)
     try:
         code, reason = daemon.detach(
-            lambda reporter: _serve(volume, fd, reporter), keep_stderr=True
+            lambda reporter: _serve(device, volume, fd, sharers, reporter), keep_stderr=True
         )
     except KeyboardInterrupt:
-        return _Answer(
+        return Answer(
             Code.UNAVAILABLE,
             f"{' '.join(volume.sources)}: not ready within {OPEN_SECONDS:g} s; with the attribute"
             " lazy a view is mounted before all of its shards are open",
         )
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return _Answer(Code(code) if code in frozenset(Code) else Code.INTERNAL, reason)
+    return Answer(Code(code) if code in frozenset(Code) else Code.INTERNAL, reason)
 
 
-def _serve(volume: Volume, fd: int, reporter: "Reporter") -> None:
+def _serve(
+    device: int, volume: Volume, fd: int, sharers: Callable[[], int], reporter: "Reporter"
+) -> None:
+    Path("/proc/self/comm").write_text(f"aisfs vol {device}")
+    # Should memory run out, one volume ends, and not the mounter with all of them.
+    score = Path("/proc/self/oom_score_adj")
+    score.write_text(str(min(int(score.read_text()) + _SOONER, 1000)))
     warnings = RecentWarnings()
     warnings.attach()
     try:
         check_endpoint(volume)
-        settings = volume.settings_with_secrets()
+        settings = {**volume.settings, **Secrets(device).keep(volume.secrets)}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)
-        plan = replace(plan, reach=volume.permitted.reach)
+        plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
         mounts.check(plan)
         trio.run(mounts.run, plan, reporter, warnings)
     except AisfsError as error:
         log.error("%s", error)
-        failure = VolumeError(code_of(error), str(error))  # only this process knows the token
+        text = f"{error}{_about_token(volume)}" if isinstance(error, AccessDenied) else str(error)
+        failure = VolumeError(code_of(error), text)  # only this process knows the token
         reporter.failed(str(failure), failure.code)
     except Exception as error:
         log.exception("the mount ended on a bug in aisfs, please report it")
@@ -225,3 +435,9 @@ def _serve(volume: Volume, fd: int, reporter: "Reporter") -> None:
         reporter.failed(str(failure), failure.code)
     else:
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
+
+
+def _about_token(volume: Volume) -> str:
+    if TOKEN in volume.secrets:
+        return " (in Kubernetes the token is in the secret that the volume's nodePublishSecretRef names)"
+    return " (in Kubernetes: the volume names no secret with a token in nodePublishSecretRef)"

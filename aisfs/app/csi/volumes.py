@@ -6,14 +6,19 @@ options grant, or sends its token elsewhere. `parse_volume` looks at texts alone
 `check_plan` at what they turned out to mean, in the process of the volume.
 """
 
+import json
 import os
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aisfs.app.csi.permitted import NOTHING_MORE, Permitted
 from aisfs.app.plan import SourcePlan
 from aisfs.config import ClusterSettings
+from aisfs.config.values import flag_of
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source
 from aisfs.core.namespace.urls import split_url
@@ -22,7 +27,8 @@ from aisfs.errors import ConfigError
 
 # fmt: off
 ALLOWED = frozenset({
-    "attr_ttl", "create_bucket", "dir_mode", "encoding", "endpoint", "exclude", "file_mode", "gid",
+    "anonymous", "attr_ttl", "create_bucket", "dir_mode", "direct", "encoding", "endpoint", "exclude",
+    "file_mode", "gid",
     "ignore_attr_changes", "ignore_zeros", "image", "include", "io_timeout", "join", "key_rule",
     "label", "latest", "lazy", "list_ttl", "list_xattrs", "magic", "max_connections",
     "negative_ttl", "part_size", "prefetch_shards", "published_index", "read_ahead_max",
@@ -32,11 +38,15 @@ ALLOWED = frozenset({
 # fmt: on
 """Options of `aisfs mount` that a volume may set."""
 _LISTS = ("include", "exclude")
+_FLAGS = frozenset({"writable", "create_bucket", "direct", "anonymous"})
+"""Those that decide what a volume may reach or change: a word that means neither is refused."""
+_NO = frozenset({"0", "f", "false", "n", "no", "off", ""})
 _IGNORED = frozenset({"ro", "rw", "noatime", "_netdev"})
 """Mount options without meaning here; whether a volume is read-only is a field of its own."""
 _OF_KUBERNETES = "csi.storage.k8s.io/"
 """What kubelet adds to the attributes: the pod, and whether the volume is ephemeral."""
-_TOKEN = "token"
+_NAMESPACE = f"{_OF_KUBERNETES}pod.namespace"
+TOKEN = "token"
 _CERTIFICATES = ("client_ca", "client_cert", "client_key")
 _TABLE = "csv:"
 
@@ -52,18 +62,65 @@ class Volume:
     """A token, and certificates as text."""
     read_only: bool
     permitted: Permitted = NOTHING_MORE
+    namespace: str = ""
+    """Of the pod; empty if Kubernetes does not say it."""
 
-    def settings_with_secrets(self) -> dict[str, Any]:
-        """Return all settings. Certificates are in memory, under paths that only this process can open."""
-        found = {**self.settings}
-        for name, text in self.secrets.items():
-            if name == _TOKEN:
-                found[name] = text
-            else:
-                fd = os.memfd_create(name)
-                os.write(fd, text.encode())
-                found[name] = f"/proc/self/fd/{fd}"
+
+class Secrets:
+    """The secrets of a mount in the memory of its daemon: files without a name, which are written again when they change."""
+
+    def __init__(self, device: int) -> None:
+        """Name them by the device number of the mount."""
+        self._prefix = f"aisfs {device} "
+
+    def keep(self, secrets: Mapping[str, str]) -> dict[str, str]:
+        """Keep secrets in this process; return the settings that name them."""
+        found = {}
+        for name, text in secrets.items():
+            fd = os.memfd_create(self._prefix + name)
+            os.write(fd, _content(name, text))
+            found[name] = f"/proc/self/fd/{fd}"
+        if TOKEN in found:  # a file, since that is read again when its token is refused
+            found |= {"authn_token_file": found[TOKEN], TOKEN: ""}
         return found
+
+    def renew(self, processes: Iterable[int], secrets: Mapping[str, str]) -> str:
+        """Write what changed where one of the processes keeps it; return which it keeps none of, and why."""
+        left = dict(secrets)
+        for pid in processes:
+            for fd in _descriptors(pid):
+                with suppress(OSError):  # it is closed by now
+                    name = _MEMORY_FILE.fullmatch(os.readlink(fd))
+                    if name is not None and name[1].startswith(self._prefix):
+                        word = name[1].removeprefix(self._prefix)
+                        _replace(fd, _content(word, left.pop(word)) if word in left else None)
+        if not left:
+            return ""
+        words = ", ".join(sorted(left))
+        return f"{words}: new in the secret; used once the volume is mounted again, in a new pod"
+
+
+_MEMORY_FILE = re.compile(r"/memfd:(.*) \(deleted\)")
+
+
+def _descriptors(pid: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has ended
+        return []
+
+
+def _content(name: str, text: str) -> bytes:
+    return (json.dumps({"token": text}) if name == TOKEN else text).encode()
+
+
+def _replace(file: Path, content: bytes | None) -> None:
+    """Write other content in one step, since it may be read at any moment; None leaves it as it is."""
+    if content is None or file.read_bytes().rstrip() == content.rstrip():
+        return
+    with open(file, "r+b", buffering=0) as opened:
+        # JSON and PEM may end with blank lines.
+        opened.write(content.ljust(os.fstat(opened.fileno()).st_size, b"\n"))
 
 
 def parse_volume(
@@ -86,6 +143,7 @@ def parse_volume(
     Raises:
         ConfigError: something is missing, unknown or not allowed.
     """
+    options = list(options)
     given = {k: v for k, v in attributes.items() if not k.startswith(_OF_KUBERNETES)}
     for option in options:
         name, equals, value = option.partition("=")
@@ -98,20 +156,36 @@ def parse_volume(
         raise ConfigError("the volume has no attribute source, such as ais://BUCKET")
     for source in sources:
         permitted.reach.check_text("source", source)
+    settings = _parse_settings(given)
+    label = str(settings.get("label", ""))
+    if label.startswith(_TABLE):
+        permitted.reach.check_text(f"label {_TABLE}", label.removeprefix(_TABLE))
+    if read_only or "ro" in options or not settings.get("writable"):
+        read_only = True
+        settings.pop("writable", None)
+        settings.pop("create_bucket", None)
+    namespace = attributes.get(_NAMESPACE, "")
+    return Volume(sources, settings, _parse_secrets(secrets or {}), read_only, permitted, namespace)
+
+
+def _parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for word, value in given.items():
         name = word.replace("-", "_")
         if name not in ALLOWED:
             raise ConfigError(f"{word}: no option of volumes (see docs/KUBERNETES.md)")
         settings[name] = tuple(value.split()) if name in _LISTS else value
-    label = str(settings.get("label", ""))
-    if label.startswith(_TABLE):
-        permitted.reach.check_text(f"label {_TABLE}", label.removeprefix(_TABLE))
-    if read_only:
-        settings.pop("writable", None)
-        settings.pop("create_bucket", None)
-    read_only = read_only or str(settings.get("writable", "")).lower() not in ("true", "1")
-    return Volume(sources, settings, _parse_secrets(secrets or {}), read_only, permitted)
+        if name in _FLAGS:
+            settings[name] = _parse_flag(name, value)
+    return settings
+
+
+def _parse_flag(name: str, value: str) -> bool:
+    if flag_of(value):
+        return True
+    if value.strip().lower() in _NO:
+        return False
+    raise ConfigError(f'{name.replace("_", "-")}: "true" or "false" (got {value!r})')
 
 
 def check_plan(volume: Volume, plan: SourcePlan) -> None:
@@ -168,8 +242,8 @@ def check_endpoint(volume: Volume) -> None:
 
 
 def _parse_secrets(secrets: Mapping[str, str]) -> dict[str, str]:
-    known = (_TOKEN, *_CERTIFICATES)
+    known = (TOKEN, *_CERTIFICATES)
     unknown = sorted(secrets.keys() - set(known))
     if unknown:
         raise ConfigError(f"secret {unknown[0]}: the keys of the secret are {', '.join(known)}")
-    return {name: text.strip() if name == _TOKEN else text for name, text in secrets.items()}
+    return {name: text.strip() if name == TOKEN else text for name, text in secrets.items()}

@@ -55,6 +55,17 @@ def csi() -> None:
     type=click.FloatRange(min=0, min_open=True),
     help="Most seconds that a volume may set as its io-timeout.",
 )
+@click.option(
+    "--max-volumes",
+    metavar="N",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Most volumes that Kubernetes may place on this node; 0 is no limit.",
+)
+@click.option(
+    "--metrics-addr", metavar="HOST:PORT", help="Serve the driver's counters for Prometheus there."
+)
 @log_options
 def driver(
     node_id: str,
@@ -63,24 +74,27 @@ def driver(
     allow_scheme: tuple[str, ...],
     allow_host: tuple[str, ...],
     max_io_timeout: float,
+    max_volumes: int,
+    metrics_addr: str | None,
     **log_settings: object,
 ) -> int:
     """Take the calls of kubelet on this node, as root.
 
     Each volume is mounted and handed to `aisfs csi mounter`. Volumes stay mounted when the driver ends.
     """
-    from aisfs.config import LogSettings
+    from aisfs.config import LogSettings, MonitoringSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
     permitted = Permitted(allow_scheme, allow_host, max_io_timeout)
+    monitoring = MonitoringSettings.load({"metrics_addr": metrics_addr})
     with loading():
         try:
-            from aisfs.app.csi.rpc.services import run
+            from aisfs.app.csi.rpc.services import Options, run
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"{error.name} is missing: install aisfs with its extra csi"
             ) from error
-    run(socket, node_id, mounter, permitted)
+    run(socket, mounter, Options(node_id, max_volumes, permitted, monitoring))
 
 
 @csi.command(cls=Documented)

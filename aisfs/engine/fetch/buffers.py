@@ -1,7 +1,7 @@
 """Memory that objects are received into, used again: fresh memory costs more than the copy into it.
 
 The kernel clears each new page, and on a virtual machine the host has to find it first. A pool keeps
-what was under way lately, and has enough for a first shard made ready before its reader comes.
+what was under way lately. When a reader comes after a while without any, enough for its first shard is made ready.
 """
 
 import mmap
@@ -31,11 +31,12 @@ WHOLE_PARTS = 3
 WHOLE_SHARE = 8
 """Each takes at most one part in so many of the limit."""
 READY_MAX = 96 << 20
-"""Bytes that are made ready at the start: what a fast reader has under way, and a shard to be listed."""
+"""Bytes that are made ready for the first reader: what a fast one has under way, and a shard to be listed."""
 READY_SHARE = 4
 """At most one part in so many of the limit is made ready."""
-READY_CALLS = 300
-"""Calls of `let_go`, ten minutes, after which what nobody uses is not kept ready any more."""
+READY_CALLS = 30
+"""Calls of `let_go`, a minute, after which what nobody uses is not kept ready any more: to make it ready again takes
+100 ms beside the first request, and a node may have a hundred mounts that nobody reads."""
 
 _CAPACITIES = [1 << power for power in range(20, 25)]
 """Lengths of buffers, `FIRST_PART` to `WHOLE_PART_MAX`: so few that a free one mostly has the right one."""
@@ -103,21 +104,28 @@ class BufferPool:
 
     def __init__(self, limit: int, used: Callable[[], int] = lambda: 0) -> None:
         """Start with none; keep free ones as long as they and `used()` bytes are within `limit`."""
-        self._limit = limit
         self._used = used
         self._free = {size: _Free() for size in _CAPACITIES}
         self._lent: deque[mmap.mmap] = deque()
+        self.limit_to(limit)
+        self.wants_ready = False
+        """Whether `make_ready` should be called when a part is fetched next."""
+        self.read = ReadCounts()
+        """What was read of all parts that have their buffers here, and past them from the disk cache."""
+
+    def limit_to(self, limit: int) -> None:
+        """Keep free buffers within another limit, and fetch parts of lengths that fit it."""
+        self._limit = limit
         self.longest = max(_power(min(limit // WHOLE_SHARE, WHOLE_PART_MAX)), FIRST_PART)
         """Length of the longest parts."""
         self.stream = max(limit // WHOLE_SHARE, FIRST_PART)
         """Bytes that a stream may have under way: some exceed the limit."""
         self.ahead = min(self.longest, PART_MAX)
         """Length of parts ahead of a reader."""
-        self.read = ReadCounts()
-        """What was read of all parts that have their buffers here, and past them from the disk cache."""
+        self._make_room()
 
     def make_ready(self) -> None:
-        """Fill the pool with what stays in it, if there is memory.
+        """Fill the pool with what stays in it while there are readers, if there is memory.
 
         Takes some 100 ms, without the GIL; for a worker thread.
         """
@@ -125,7 +133,8 @@ class BufferPool:
             for size in (WHOLE_PART_MAX, PART_MAX):
                 free = self._free[size]
                 free.kept = min(READY_MAX, self._limit // READY_SHARE) // 2 // size
-                for _ in range(free.kept):
+                free.idle = 0
+                for _ in range(free.kept - len(free.buffers)):
                     buffer = _new_buffer(size)
                     os.preadv(zeros.fileno(), [buffer], 0)  # the kernel maps all pages at once
                     free.buffers.append(buffer)
@@ -225,8 +234,9 @@ class BufferPool:
         gone = 0
         for free in self._free.values():
             free.idle += 1
-            if free.idle > READY_CALLS:
+            if free.idle > READY_CALLS and free.kept:
                 free.kept = 0
+                self.wants_ready = not any(other.kept for other in self._free.values())
             spare = max(min(free.spare, len(free.buffers) - free.kept), 0)
             del free.buffers[:spare]
             free.spare = len(free.buffers)

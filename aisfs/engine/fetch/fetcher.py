@@ -93,15 +93,21 @@ class Fetcher:
         """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
         self.take_whole: Callable[[Bucket, ObjectInfo], Cached] = not_to_be_had
+        self.buffered = 0
+        """Bytes of memory that all parts take, under way or retained."""
         self.pool = BufferPool(memory_limit, lambda: self.buffered)
         self.link = LinkEstimate()
         """What the parts that landed show of the link to the store."""
         self.high_latency = False
         """Whether the first bytes of the latest part to land took longer than `HIGH_LATENCY_SECONDS`."""
-        self.buffered = 0
-        """Bytes of memory that all parts take, under way or retained."""
         self._unwritten = 0
         """How many of those have landed and are on their way to disk."""
+
+    def limit_memory(self, limit: int) -> None:
+        """Take another limit on memory than at first, from now on."""
+        self.memory_limit = limit
+        self.pool.limit_to(limit)
+        self._make_room(0)
 
     @any_thread
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
@@ -259,6 +265,9 @@ class Fetcher:
     def _begin(
         self, opened: OpenObject, wanted: ByteRange, *, together: BatchWindow | None, to_disk: bool
     ) -> Part:
+        if self.pool.wants_ready:
+            self.pool.wants_ready = False
+            self._services.start_soon(trio.to_thread.run_sync, self.pool.make_ready)
         part = Part(wanted, self.pool, to_disk=to_disk)
         opened.add(part)
         self.buffered += part.cost

@@ -57,8 +57,13 @@ def mount_ids(mountpoint: Path) -> frozenset[int]:
 
 def device_minor(mountpoint: Path) -> int | None:
     """Find the device number of the mount without touching it; None when it is not mounted."""
-    minors = [mount.minor for mount in _mounts() if mount.place == str(mountpoint)]
+    minors = device_minors(mountpoint)
     return minors[-1] if minors else None
+
+
+def device_minors(mountpoint: Path) -> list[int]:
+    """Return the device numbers of all mounts there, the last one on top."""
+    return [mount.minor for mount in _mounts() if mount.place == str(mountpoint)]
 
 
 def mount_owner(path: Path) -> tuple[int, int] | None:

@@ -102,9 +102,23 @@ def test_what_is_ready_goes_when_nobody_reads_for_long():
     for _ in range(READY_CALLS - 1):
         pool.let_go()
     assert pool.free == READY_MAX
+    assert not pool.wants_ready
     for _ in range(3):
         pool.let_go()
     assert pool.free == 0
+    assert pool.wants_ready  # once there is a reader again
+    pool.make_ready()
+    assert pool.free == READY_MAX
+
+
+def test_less_memory_counts_at_once():
+    pool = BufferPool(512 * MIB)
+    pool.make_ready()
+    pool.limit_to(16 * MIB)
+    assert pool.free <= 16 * MIB
+    assert (pool.longest, pool.ahead) == (2 * MIB, 2 * MIB)
+    pool.limit_to(512 * MIB)
+    assert pool.longest == WHOLE_PART_MAX
 
 
 def test_free_buffers_give_way_to_those_of_another_length():

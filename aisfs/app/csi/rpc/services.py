@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,29 +15,34 @@ from google.protobuf.wrappers_pb2 import BoolValue
 
 from aisfs.ais.transport.client import VERSION
 from aisfs.app.csi.failures import Code, VolumeError, code_of
-from aisfs.app.csi.mounter import connect
+from aisfs.app.csi.metrics import DriverMetrics
 from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.rpc import csi_pb2
-from aisfs.app.csi.targets import PUBLISHES_AT_ONCE, State, Targets, facts_of
+from aisfs.app.csi.targets import (
+    ANSWER_SECONDS,
+    PUBLISHES_AT_ONCE,
+    UNPUBLISHES_AT_ONCE,
+    State,
+    Targets,
+    facts_of,
+)
 from aisfs.app.csi.volumes import parse_volume
+from aisfs.config import MonitoringSettings
 from aisfs.errors import AisfsError
 
 log = logging.getLogger(__name__)
 
 DRIVER = "csi.aisfs"
 """The name that manifests call the driver by."""
-CALLS_AT_ONCE = PUBLISHES_AT_ONCE + 64
-"""Threads, which are made when they are needed. No other call ever waits for volumes that are being published."""
+CALLS_AT_ONCE = PUBLISHES_AT_ONCE + UNPUBLISHES_AT_ONCE + 64
+"""Threads, which are made when they are needed. No other call ever waits for volumes that are being published, or
+unpublished."""
 GRACE_SECONDS = 5
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Identity:
     """Tells what the driver is, and whether it can work."""
-
-    def __init__(self, mounter: Path) -> None:
-        """Depend on the process that listens on the socket `mounter`."""
-        self._mounter = mounter
 
     def GetPluginInfo(self, request: csi_pb2.GetPluginInfoRequest) -> csi_pb2.GetPluginInfoResponse:
         """Return name and version."""
@@ -49,27 +55,23 @@ class Identity:
         return csi_pb2.GetPluginCapabilitiesResponse()
 
     def Probe(self, request: csi_pb2.ProbeRequest) -> csi_pb2.ProbeResponse:
-        """Return whether there is a mounter, and a device to mount with."""
-        try:
-            connect(self._mounter).close()
-        except OSError as error:
-            log.warning("not ready: mounter %s: %s", self._mounter, error.strerror)
-            return csi_pb2.ProbeResponse(ready=BoolValue(value=False))
+        """Return whether volumes can be mounted here. A missing mounter is no reason to restart the driver."""
         return csi_pb2.ProbeResponse(ready=BoolValue(value=os.access("/dev/fuse", os.W_OK)))
 
 
 class Node:
     """Mounts volumes on this node."""
 
-    def __init__(self, node_id: str, targets: Targets, permitted: Permitted) -> None:
-        """Mount with `targets` what is `permitted`, on the node that Kubernetes calls `node_id`."""
-        self._node_id = node_id
+    def __init__(self, targets: Targets, options: "Options") -> None:
+        """Mount with `targets`."""
         self._targets = targets
-        self._permitted = permitted
+        self._options = options
 
     def NodeGetInfo(self, request: csi_pb2.NodeGetInfoRequest) -> csi_pb2.NodeGetInfoResponse:
-        """Return the name of the node."""
-        return csi_pb2.NodeGetInfoResponse(node_id=self._node_id)
+        """Return the name of the node, and how many volumes Kubernetes may place there."""
+        return csi_pb2.NodeGetInfoResponse(
+            node_id=self._options.node_id, max_volumes_per_node=self._options.max_volumes
+        )
 
     def NodeGetCapabilities(
         self, request: csi_pb2.NodeGetCapabilitiesRequest
@@ -100,7 +102,7 @@ class Node:
             wanted.mount.mount_flags,
             request.secrets,
             read_only=read_only,
-            permitted=self._permitted,
+            permitted=self._options.permitted,
         )
         self._targets.publish(target, volume)
         log.info("volume %s is on %s", request.volume_id, target)
@@ -120,46 +122,61 @@ class Node:
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Return the size that `df` shows, and whether the daemon of the volume answers."""
         target = _resolved(_target(request.volume_id, request.volume_path))
-        state, facts = facts_of(target)
-        if state is State.FREE:
+        state, facts = facts_of(target, ANSWER_SECONDS)
+        if state in (State.FREE, State.FOREIGN):
             raise VolumeError(Code.NOT_FOUND, f"{target}: no volume is mounted there")
-        if facts is None:
-            condition = csi_pb2.VolumeCondition(abnormal=True, message=state.value)
-            usage = csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES)
-            return csi_pb2.NodeGetVolumeStatsResponse(usage=[usage], volume_condition=condition)
-        size = facts.f_blocks * facts.f_frsize
-        bytes_ = csi_pb2.VolumeUsage(
-            unit=csi_pb2.VolumeUsage.BYTES, total=size, available=facts.f_bavail * facts.f_frsize
-        )
-        inodes = csi_pb2.VolumeUsage(
-            unit=csi_pb2.VolumeUsage.INODES, total=facts.f_files, available=facts.f_favail
-        )
-        condition = csi_pb2.VolumeCondition(abnormal=False, message=state.value)
-        return csi_pb2.NodeGetVolumeStatsResponse(
-            usage=[bytes_, inodes], volume_condition=condition
-        )
+        why = self._targets.why_dead(target, state)
+        served = state is State.SERVED
+        message = f"{state.value}, again: {why}" if served and why else why or state.value
+        usage = [csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES)]
+        if facts is not None:
+            usage = [
+                csi_pb2.VolumeUsage(
+                    unit=csi_pb2.VolumeUsage.BYTES,
+                    total=facts.f_blocks * facts.f_frsize,
+                    available=facts.f_bavail * facts.f_frsize,
+                ),
+                csi_pb2.VolumeUsage(
+                    unit=csi_pb2.VolumeUsage.INODES, total=facts.f_files, available=facts.f_favail
+                ),
+            ]
+        condition = csi_pb2.VolumeCondition(abnormal=not served, message=message)
+        return csi_pb2.NodeGetVolumeStatsResponse(usage=usage, volume_condition=condition)
 
 
-def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> NoReturn:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the operator of a node says."""
+
+    node_id: str
+    """What Kubernetes calls the node."""
+    max_volumes: int
+    """Most volumes on it; 0 sets no limit."""
+    permitted: Permitted
+    monitoring: MonitoringSettings
+
+
+def run(path: Path, mounter: Path, options: Options) -> NoReturn:
     """Serve calls until SIGTERM; then end the process. Volumes stay mounted.
 
     Raises:
         VolumeError: `path` cannot be listened on.
+        ConfigError: metrics cannot be served.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # inherited by the threads that follow
     server = grpc.server(ThreadPoolExecutor(CALLS_AT_ONCE))
-    for name, service in (
-        ("Identity", Identity(mounter)),
-        ("Node", Node(node_id, Targets(mounter), permitted)),
-    ):
-        server.add_generic_rpc_handlers((_handlers(name, service),))
+    targets = Targets(mounter, path.absolute().parent / "left")
+    metrics = DriverMetrics(mounter, targets)
+    metrics.serve(options.monitoring)
+    for name, service in (("Identity", Identity()), ("Node", Node(targets, options))):
+        server.add_generic_rpc_handlers((_handlers(name, service, metrics),))
     path.unlink(missing_ok=True)
     try:
         server.add_insecure_port(f"unix://{path.absolute()}")
     except RuntimeError as error:
         raise VolumeError(Code.INTERNAL, f"--socket {path}: cannot listen there") from error
     server.start()
-    log.info("driver %s serves node %s on %s", DRIVER, node_id, path)
+    log.info("driver %s serves node %s on %s", DRIVER, options.node_id, path)
     signal.sigwait(_ENDING)
     server.stop(GRACE_SECONDS).wait()
     logging.shutdown()
@@ -170,11 +187,11 @@ def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> NoRetu
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-def _handlers(name: str, service: object) -> Any:  # noqa: ANN401 - grpc has no types
+def _handlers(name: str, service: object, metrics: DriverMetrics) -> Any:  # noqa: ANN401 - grpc has no types
     """Return the handlers of all calls of a service: each is a method of the same name."""
     handlers = {
         method.name: grpc.unary_unary_rpc_method_handler(
-            _answering(getattr(service, method.name)),
+            _answering(getattr(service, method.name), metrics),
             request_deserializer=GetMessageClass(method.input_type).FromString,
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
@@ -183,15 +200,19 @@ def _handlers(name: str, service: object) -> Any:  # noqa: ANN401 - grpc has no 
     return grpc.method_handlers_generic_handler(f"csi.v1.{name}", handlers)
 
 
-def _answering(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+def _answering(method: Callable[[Any], Any], metrics: DriverMetrics) -> Callable[[Any, Any], Any]:
     """Return a handler that turns errors into codes. It logs no request: there are secrets in them."""
+    call: str = method.__name__
 
     def answer(request: Any, context: Any) -> Any:  # noqa: ANN401
         try:
-            return method(request)
+            answered = method(request)
+            metrics.count(call, Code.OK.name)
+            return answered
         except AisfsError as error:
             code = error.code if isinstance(error, VolumeError) else code_of(error)
-            log.warning("%s: %s (%s)", method.__name__, error, code.name)
+            metrics.count(call, code.name)
+            log.warning("%s: %s (%s)", call, error, code.name)
             context.abort(_STATUS[code], str(error))
 
     return answer
