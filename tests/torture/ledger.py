@@ -59,6 +59,8 @@ class Ledger:
     """Paths that nobody changes before the next look."""
     waiting: dict[str, Waiting] = field(default_factory=dict)
     """Paths with a content that waits for its upload."""
+    no_room: dict[str, float] = field(default_factory=dict)
+    """When a local disk was too full for a path: until the kernel has told of its close, the new file stands."""
     to_keep: list[tuple[str, str, str]] = field(default_factory=list)
     """Mount, path and digest of what waited while another client wrote the path: kept, and not uploaded."""
     wrong: list[str] = field(default_factory=list)

@@ -29,6 +29,7 @@ ENDINGS = ["", ".jpg", ".bin", " x", "\n", "%2B+", "é"]
 FILES, SHARDS = 14, 3
 """Names of a group: few, so that each client comes upon what the others have just made of them."""
 CURL = "curl"
+RELEASE_SECONDS = 2.0
 SURE = {
     errno.ENOENT, errno.EEXIST, errno.ESTALE, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.ENOSPC,
 }  # fmt: skip
@@ -284,6 +285,8 @@ class Writer:
         self._look_around(*paths)
         before = self._before(after)
         error = self._attempt(f"{way} of {', '.join(map(repr, paths))} by {self.client}", way, act)
+        if error is not None and error.errno == errno.ENOSPC:
+            self.ledger.no_room.update(dict.fromkeys(paths, time.monotonic()))
         if error is None and not refused:
             for path, state in after.items():
                 self.ledger.settle(path, state, self.client)
@@ -356,7 +359,8 @@ class Writer:
         if number == errno.ENOENT and creates is not None:
             return not os.path.isdir(os.path.dirname(creates) or ".")
         if number == errno.EEXIST and creates is not None:
-            return self._is_there(creates) or self._may_be_stale(self.client, creates)
+            stands = time.monotonic() < self.ledger.no_room.get(creates, 0.0) + RELEASE_SECONDS
+            return stands or self._is_there(creates) or self._may_be_stale(self.client, creates)
         return number != errno.ENOENT or needs is None
 
     # Files ----------------------------------------------------------------------------------
