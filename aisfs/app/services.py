@@ -220,6 +220,8 @@ def _build(
     )
     metrics.before_text.append(partial(_count_read, fetcher.pool.read, metrics))
     nursery.start_soon(fetcher.tidy)
+    if opened.watch is not None:
+        nursery.start_soon(opened.watch)
     if blocks is not None:
         nursery.start_soon(_sync_cache, blocks, fetcher)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)
