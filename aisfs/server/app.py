@@ -111,7 +111,7 @@ class Server:
         self._token = token
         self.counters = Counters()
         self._storage = Storage(root, traps)
-        self._cluster = Cluster(root, rules or JobRules(), traps.moving)
+        self._cluster = Cluster(self._storage, rules or JobRules())
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
         self.redirects = Redirects(

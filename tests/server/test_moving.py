@@ -37,6 +37,35 @@ class Http:
         assert found["continuation_token"] == ""
         return [entry["name"] for entry in found["entries"] or []], found["flags"]
 
+    def copies(self, key: str) -> list[tuple[str, int]]:
+        """Give version and flags of each entry of a name, in a listing of what is misplaced too."""
+        found = self.page(prefix=key, props="name,version", flags="2").json()
+        entries = [entry for entry in found["entries"] or [] if entry["name"] == key]
+        return [(entry["version"], entry["flags"]) for entry in entries]
+
+    def put(self, key: str, content: str) -> str:
+        """Store an object; give its version."""
+        reply = self.ask("PUT", key, data=content)
+        assert reply.status_code == 200
+        return reply.headers["Ais-Version"]
+
+    def get(self, key: str) -> tuple[str, str]:
+        """Give content and version of an object, which HEAD and a listing show as well."""
+        got, head = self.ask("GET", key), self.ask("HEAD", key)
+        assert (got.status_code, head.status_code) == (200, 200)
+        page = self.page(prefix=key, props="name,size,version,checksum").json()
+        (shown,) = [entry for entry in page["entries"] if entry["name"] == key]
+        described = [
+            (reply.headers["Ais-Version"], reply.headers["Ais-Checksum-Value"], length)
+            for reply, length in (
+                (got, str(len(got.content))),
+                (head, head.headers["Content-Length"]),
+            )
+        ]
+        described.append((shown["version"], shown["checksum"], shown["size"]))
+        assert described == described[:1] * 3
+        return got.text, got.headers["Ais-Version"]
+
     def hidden(self, method: str) -> set[str]:
         """Give the names that are not found, and show that all others are."""
         found = {key: self.ask(method, key).status_code for key in KEYS}
@@ -93,8 +122,11 @@ def test_head_does_not_find_what_get_finds(http: Http) -> None:
     by_s3 = f"{http.server.endpoint}/s3/b/{min(hidden)}"
     assert requests.head(by_s3, allow_redirects=True, timeout=30).status_code == 404
     seen = sorted(set(KEYS) - hidden)
-    for value in ({}, {"flags": "16"}, {"props": "name"}, {"flags": "2"}, {"prefix": "dir/"}):
+    for value in ({}, {"flags": "16"}, {"props": "name"}, {"flags": "18"}, {"prefix": "dir/"}):
         assert http.listed(**value) == (seen, 1)
+    for key in KEYS:
+        assert http.copies(key) == [("1", 65 if key in hidden else 64)]
+    assert http.listed(flags="2") == (sorted(KEYS), 1)
     assert http.listed(flags="2048", prefix="dir/") == (seen, 1)
     assert http.cluster()[0] == before + 1
     assert 4 in http.cluster()[1]
@@ -140,9 +172,8 @@ def test_a_target_that_joins(http: Http) -> None:
 
 def test_what_is_written_meanwhile_is_at_its_new_target(http: Http) -> None:
     """Where the previous version has not come yet, so that versions begin anew."""
-    http.ask("PATCH", KEYS[0], json={"action": "", "value": {"a": "1"}})
     for key in KEYS:
-        http.ask("PUT", key, data=b"second", headers={"Ais-Custom-Md": "old=yes"})
+        http.ask("PATCH", key, json={"action": "", "value": {"old": "yes"}})
     http.server.move(cause="leave", moving=None, incomplete=0)
     hidden = http.hidden("HEAD")
     assert 8 in http.cluster()[1]
@@ -161,6 +192,113 @@ def test_what_is_written_meanwhile_is_at_its_new_target(http: Http) -> None:
     http.server.moved()
     assert http.ask("GET", key).content == b"new"
     assert http.listed() == (sorted(KEYS), 0)
+
+
+def test_what_is_written_meanwhile_is_lost_when_more_was_written_before(http: Http) -> None:
+    for key in KEYS:
+        http.put(key, "second")
+    http.server.move(cause="join", moving=None, unmapped=0, joining=0)
+    once, twice, deleted, *_ = sorted(http.hidden("HEAD"))
+    assert http.put(once, "new") == "1"
+    assert http.get(once) == ("new", "1")
+    assert http.copies(once) == [("1", 64), ("2", 65)]
+    assert http.listed(flags="2")[0].count(once) == 2
+    assert http.listed(flags=str(2 | 2048), prefix="dir/")[0].count(once) == 1
+    assert [http.put(twice, text) for text in ("new", "newer")] == ["1", "2"]
+    http.put(deleted, "new")
+    assert http.ask("DELETE", deleted).status_code == 200
+    assert http.ask("HEAD", deleted).status_code == 404
+    assert http.ask("GET", deleted).text == "second"
+    assert http.copies(deleted) == [("2", 65)]
+    http.server.moved()
+    assert http.get(once) == http.get(deleted) == ("second", "2")
+    assert http.get(twice) == ("newer", "2")
+    assert http.copies(once) == [("2", 64)]
+
+
+def test_a_target_that_returns_has_what_it_had_when_it_left(http: Http) -> None:
+    name, other, removed, new = KEYS[0], KEYS[1], KEYS[2], "dir/new"
+    http.server.take_away()
+    assert [http.put(name, text) for text in ("second", "the third")] == ["2", "3"]
+    http.ask("DELETE", removed)
+    http.put(new, "made meanwhile")
+    assert http.get(name) == ("the third", "3")
+    assert http.hidden("GET") == {removed}
+
+    before, _ = http.cluster()
+    assert http.server.move(cause="return", moving=None, incomplete=0)["moving"]
+    assert http.cluster() == (before + 1, {0})
+    assert True in http.rebalances()
+    assert http.get(name) == ("old", "1")
+    assert http.copies(name) == [("1", 64), ("3", 65)]
+    assert http.get(other) == ("old", "1")
+    assert http.copies(other) == [("1", 64), ("1", 65)]
+    assert http.get(removed) == ("old", "1")
+    assert http.ask("HEAD", new).status_code == 404
+    assert http.ask("GET", new).text == "made meanwhile"
+    assert http.copies(new) == [("1", 65)]
+    assert http.listed() == (sorted(KEYS), 1)
+
+    http.server.moved()
+    assert http.get(name) == ("the third", "3")
+    assert http.get(removed) == ("old", "1")  # nobody has kept that it was deleted
+    assert http.get(new) == ("made meanwhile", "1")
+    assert http.copies(name) == [("3", 64)]
+    assert http.listed() == (sorted([*KEYS, new]), 0)
+
+
+def test_what_a_target_that_returns_is_sent_is_lost(http: Http) -> None:
+    """Unless its version is not lower than that of what comes."""
+    once, twice, deleted, patched, same, gone = KEYS[:6]
+    http.server.take_away()
+    for key in (once, twice, deleted, patched):
+        http.put(key, "second")
+        http.put(key, "third")
+    http.server.move(cause="return", moving=None, incomplete=0)
+    assert http.put(once, "new") == "2"
+    assert http.get(once) == ("new", "2")
+    assert [http.put(twice, text) for text in ("new", "newer")] == ["2", "3"]
+    assert http.ask("DELETE", deleted).status_code == 200
+    assert http.ask("HEAD", deleted).status_code == 404
+    assert http.copies(deleted) == [("3", 65)]
+    change = {"action": "", "value": {"a": "1"}}
+    assert http.ask("PATCH", patched, json=change).status_code == 200
+    assert http.put(same, "new") == "2"
+    assert http.ask("DELETE", gone).status_code == 200
+    http.server.moved()
+    assert http.get(once) == http.get(deleted) == http.get(patched) == ("third", "3")
+    assert "Ais-Custom-Md" not in http.ask("HEAD", patched).headers
+    assert http.get(twice) == ("newer", "3")
+    assert http.get(same) == ("new", "2")
+    assert http.get(gone) == ("old", "1")  # as another target had it too
+
+
+def test_only_names_that_left_return(http: Http) -> None:
+    http.server.move(cause="maintenance", moving=None, incomplete=0)
+    left = http.hidden("HEAD")
+    written = min(left)
+    assert http.put(written, "while it leaves") == "1"
+    http.server.moved()
+    for key in KEYS:
+        http.put(key, "newer")
+    assert http.get(written) == ("newer", "2")
+    http.server.move(cause="return", moving=None)
+    assert {key for key in KEYS if http.get(key) == ("old", "1")} == left
+    http.server.moved()
+    assert {http.get(key)[0] for key in KEYS} == {"newer"}
+    http.server.move(cause="return", moving=None)
+    assert {http.get(key)[0] for key in KEYS} == {"newer"}
+    assert {len(http.copies(key)) for key in KEYS} == {1}
+
+
+def test_a_bucket_that_is_made_anew_has_nothing_that_left(http: Http) -> None:
+    http.server.take_away()
+    http.put(KEYS[0], "newer")
+    url = f"{http.server.endpoint}/v1/buckets/b"
+    for method, action in (("DELETE", "destroy-bck"), ("POST", "create-bck")):
+        assert requests.request(method, url, json={"action": action}, timeout=30).ok
+    http.server.move(cause="return", moving=None)
+    assert http.hidden("GET") == set(KEYS)
 
 
 def test_what_head_does_not_find_cannot_be_changed(http: Http) -> None:
@@ -185,6 +323,17 @@ def test_it_ends_by_itself(http: Http) -> None:
     assert http.hidden("HEAD") == set()
     assert http.listed() == (sorted(KEYS), 0)
     assert http.server.move_state()["version"] == 3
+
+
+def test_what_comes_to_a_target_that_returns_comes_by_itself(http: Http) -> None:
+    http.server.take_away()
+    for key in KEYS:
+        http.put(key, "newer")
+    http.server.move(cause="return", moving=None, incomplete=0)
+    assert {http.get(key)[0] for key in KEYS} == {"old"}
+    http.server.move(cause="return", moving=0.2, incomplete=0)
+    assert eventually(lambda: not http.server.move_state()["moving"])
+    assert {http.get(key) for key in KEYS} == {("newer", "2")}
 
 
 def test_a_plan_that_makes_no_sense_and_a_server_without_traps(tmp_path: Path) -> None:

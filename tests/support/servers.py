@@ -73,6 +73,11 @@ class RunningServer:
         """Let data move between targets (only with `traps`): see `aisfs.server.storage.moving.Plan`."""
         return dict(self._control("POST", "/-/move", plan))
 
+    def take_away(self, share: float = 1.0) -> None:
+        """Let a target leave for maintenance with this part of the names, until `move(cause="return")`."""
+        self.move(cause="maintenance", share=share, moving=None, incomplete=0)
+        self.moved()
+
     def moved(self) -> dict[str, Any]:
         """Let all data have moved."""
         return dict(self._control("DELETE", "/-/move"))

@@ -2,7 +2,6 @@
 
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +11,8 @@ from aisfs.server.api.jobs.registry import Job, JobRules, Registry
 from aisfs.server.failures import Failure, unsupported
 from aisfs.server.messages import Reply, Request, json_reply, text_reply
 from aisfs.server.storage.checksums import digest_of
-from aisfs.server.storage.moving import Moving, Plan
+from aisfs.server.storage.moving import Plan
+from aisfs.server.storage.objects import Storage
 
 VERSION = "5.0"
 """The AIStore release whose recorded behaviour this server follows."""
@@ -35,14 +35,14 @@ _OF_THE_CLUSTER = frozenset(
 class Cluster:
     """Answers what a proxy answers about itself and the cluster."""
 
-    def __init__(self, root: Path, rules: JobRules, moving: Moving) -> None:
+    def __init__(self, storage: Storage, rules: JobRules) -> None:
         # The same directory has the same ids after a restart, as real nodes do.
-        mark = zlib.crc32(str(root.resolve()).encode())
+        mark = zlib.crc32(str(storage.root.resolve()).encode())
         self.node_id = f"aisfs{mark:08x}"
         self.proxy_id = f"p{mark:08x}"
         self._started_ns = time.time_ns()
         self.jobs = Registry(self.node_id, rules)
-        self._moving = moving
+        self._storage, self._moving = storage, storage.traps.moving
 
     def health(self) -> Reply:
         """Report that the node is up."""
@@ -85,11 +85,11 @@ class Cluster:
                 plan = msgspec.json.decode(request.body() or b"{}", type=Plan)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise Failure(400, f"no such plan: {error}") from error
-            if self._moving.begin(plan):
+            if self._storage.begin_move(plan):
                 job = Job("rebalance", uuid=f"g{self._moving.version}")
-                self.jobs.start(job, self._moving.wait)
+                self.jobs.start(job, self._storage.wait_for_move)
         elif request.method == "DELETE":
-            self._moving.end()
+            self._storage.end_move()
         return json_reply(self._moving.describe())
 
     def _map(self, url: str) -> dict[str, Any]:

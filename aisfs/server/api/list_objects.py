@@ -6,6 +6,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -145,9 +146,8 @@ class Lister:
             kept = self._traps.kept(bucket.name, inside)
             return sorted({*found, *kept}, key=paging.as_met) if kept else found
 
-        # A listing of names only does not read what shows that an object is misplaced.
         partial = not prefix.endswith(b"/") and prefix
-        misplaced = int(message.flags) & WITH_MISPLACED and not _only_names(message)
+        misplaced = _with_misplaced(message)
 
         def walk_of(disk: int) -> Iterator[bytes]:
             start = self._start(bucket, prefix, disk, recursive)
@@ -158,7 +158,7 @@ class Lister:
                 elif (
                     self._traps.disk_of(bucket.name, key) == disk
                     and (misplaced or not self._traps.is_misplaced(bucket.name, key))
-                    and not self._traps.moving.hides(bucket.name, key)
+                    and (misplaced or not self._traps.moving.hides(bucket.name, key))
                 ):
                     yield key
 
@@ -191,7 +191,8 @@ class Lister:
         props, flags = props_of(message), int(message.flags)
         if _only_names(message):
             props = {"name"}
-        bare = props <= {"name", "cached", "status"} and not flags & ARCHIVE_CONTENTS
+        misplaced = _with_misplaced(message)
+        bare = props <= {"name", "cached", "status"} and not (flags & ARCHIVE_CONTENTS or misplaced)
         records = None
         if keys and (props & _KNOWN_ONLY_FROM_RECORDS or bucket.records.has_chunks):
             records = bucket.records.between(keys[0], keys[-1])
@@ -214,12 +215,26 @@ class Lister:
             entry = self._entry(key, found, props, message.time_format)
             entry["flags"] |= self._place(bucket, key)
             entries.append(entry)
+            other = self._second(bucket, key, found) if misplaced else None
+            if other and not flags & NO_RECURSION:  # AIStore drops repeated names of one level
+                second = self._entry(key, other, props, message.time_format)
+                entries.append({**second, "flags": second["flags"] | MISPLACED})
             if flags & ARCHIVE_CONTENTS:
                 entries += _contents(bucket, key, entry)
         return entries
 
     def _place(self, bucket: Bucket, key: bytes) -> int:
-        return MISPLACED if self._traps.is_misplaced(bucket.name, key) else 0
+        misplaced = self._traps.is_misplaced(bucket.name, key)
+        return MISPLACED if misplaced or self._traps.moving.hides(bucket.name, key) else 0
+
+    def _second(self, bucket: Bucket, key: bytes, found: Found) -> Found | None:
+        """Return what another target has of an object while data moves."""
+        moving = self._traps.moving
+        if copy := moving.misplaced.get((bucket.name, key)):
+            with suppress(OSError):  # it has just come
+                return bucket.found(os.stat(copy.path), copy.record)
+        is_same = moving.is_to_come(bucket.name, key) and not moving.hides(bucket.name, key)
+        return found if is_same else None
 
     def _entry(self, key: bytes, found: Found, props: set[str], time_format: str) -> Fields:
         record = found.record
@@ -274,6 +289,11 @@ def props_of(message: Message) -> set[str]:
 
 def _only_names(message: Message) -> bool:
     return bool(int(message.flags) & NAME_ONLY) or props_of(message) == {"name"}
+
+
+def _with_misplaced(message: Message) -> bool:
+    # A listing of names only does not read what shows that an object is misplaced.
+    return bool(int(message.flags) & WITH_MISPLACED) and not _only_names(message)
 
 
 def _contents(bucket: Bucket, key: bytes, shard: Fields) -> list[Fields]:

@@ -304,7 +304,7 @@ class Objects:
             fresh = fresh or self._storage.traps.moving.hides(bucket.name, key)
             known = None if fresh or old is None else old.record
             kept = {k: v for k, v in (known.custom if known else {}).items() if not outdated(k)}
-            count = int(known.version) if known and known.version.isdecimal() else 0
+            count = known.number if known else 0
             record = Record(
                 str(count + 1) if setting(bucket, "versioning", "enabled") else "",
                 kind if checksum else "",

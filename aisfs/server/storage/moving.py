@@ -4,34 +4,45 @@ A part of the names then has a new target, to which their objects come one by on
 says of such a name meanwhile: HEAD, and whatever changes an object without bringing all of it, does not
 find it, GET finds it at its old target, and listings leave it out. In the first seconds a target that
 joins knows no map, and after that no neighbours to ask, so that GET does not find the object either.
-What is written meanwhile is at its new target at once.
+What is written meanwhile is at its new target at once, where versions begin anew. The object that comes
+later replaces it if its version is higher, and is dropped otherwise.
 
-The reference does not say what a DELETE then does. Here it is answered as HEAD is, with 404, and the
-object stays: nobody who is told so may believe that the name is free.
+A target that returns from maintenance (T15) has its names again at once, with what it had when it left.
+HEAD, GET and listings show these old objects, and what is written replaces them and counts on from them,
+until the newer ones come, as above: a PUT is lost if less was written to the name since than meanwhile,
+and an object that is deleted comes again.
+
+The reference does not say what a DELETE of a hidden object does. Here it is answered as HEAD is, with
+404, and the object stays: no client that reads this may believe that the name is free.
 """
 
 import threading
 import time
-from typing import Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from xxhash import xxh64_intdigest
 
 from aisfs.server import failures
 from aisfs.server.failures import Failure
+from aisfs.server.storage.records import Record
 
 MAINTENANCE, LEAVING = 4, 8
 """Flags of a target in the cluster map."""
 _SEED = 11
 _HALF = 0.5
+_MOMENT = 0.05
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happens when; all times are in seconds since the beginning."""
 
-    cause: Literal["join", "maintenance", "leave"] = "join"
+    cause: Literal["join", "maintenance", "leave", "return"] = "join"
+    """`return`: of the target that left with the last maintenance."""
     share: float = 0.3
-    """The part of the names whose objects move."""
+    """The part of the names whose objects move; those that return are the ones that left."""
     unmapped: float = 1.5
     """How long a target that joins knows no map."""
     joining: float = 3.0
@@ -42,8 +53,22 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long after that listings still say that they may be incomplete."""
 
 
+Name = tuple[str, bytes]
+"""Bucket and key."""
+
+
+class Copy(NamedTuple):
+    """An object that is not at the target of its name."""
+
+    path: Path
+    record: Record
+
+
 class Moving:
-    """Which objects are where at the moment."""
+    """Which objects are where at the moment.
+
+    The storage has at each name what the target of the name has, or else what is to come there.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -51,7 +76,15 @@ class Moving:
         self._began = 0.0
         self._complete = 0.0
         """From when on listings are complete; while data moves it is not known."""
-        self._placed = set[tuple[str, bytes]]()
+        self._placed = set[Name]()
+        """What was changed at the target of its name: what is to come there is no longer the same."""
+        self._missing = set[Name]()
+        """What the target that returns does not have at all."""
+        self.misplaced: dict[Name, Copy] = {}
+        """What is to come to a name at whose target there is something else."""
+        self._left: dict[Name, Copy | None] | None = None
+        """What was changed while a target is away, as that has it; None if none is away."""
+        self._share_left = 0.0
         self.version = 1
         """Of the cluster map."""
 
@@ -61,31 +94,47 @@ class Moving:
             is_new = self._plan is None
             if is_new:
                 self._placed.clear()
+                self._missing.clear()
                 self.version += 1
+            if plan.cause == "maintenance" and (self._plan is None or self._left is None):
+                _remove(self._left or {})
+                self._left, self._share_left = {}, plan.share
+            if plan.cause == "return":
+                plan = msgspec.structs.replace(plan, share=self._share_left)
             self._plan, self._began = plan, time.monotonic()
             self._changed.notify_all()
         return is_new
 
-    def end(self) -> None:
-        """Let all data have moved."""
+    def hurry(self) -> None:
+        """Let all come now that would come later."""
         with self._changed:
             if self._plan is not None:
+                self._plan = msgspec.structs.replace(self._plan, moving=0.0)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let all data have moved, if by the plan it has come by now."""
+        with self._changed:
+            if self._plan is not None and not self._is_moving():
+                if self._plan.cause == "return":
+                    self._share_left = 0.0
                 self._complete = time.monotonic() + self._plan.incomplete
                 self._plan = None
                 self.version += 1
             self._changed.notify_all()
 
-    def wait(self) -> None:
-        """Wait until all data has moved, which it has when the plan says so."""
+    def wait(self) -> bool:
+        """Wait a moment; return whether data still moves, by the time that the plan says."""
         with self._changed:
-            while (plan := self._plan) is not None:
-                left = None
-                if plan.moving is not None:
-                    left = self._began + plan.moving - time.monotonic()
-                if left is not None and left <= 0:
-                    self.end()
-                else:
-                    self._changed.wait(left)
+            if self._is_moving():
+                self._changed.wait(_MOMENT)
+            return self._is_moving()
+
+    def _is_moving(self) -> bool:
+        plan = self._plan
+        if plan is None or plan.moving is None:
+            return plan is not None
+        return time.monotonic() - self._began < plan.moving
 
     def describe(self) -> dict[str, Any]:
         """Return the state."""
@@ -110,17 +159,62 @@ class Moving:
         """Note that an object was written, at its new target."""
         if self._plan is not None:
             self._placed.add((bucket, key))
+            self._missing.discard((bucket, key))
+
+    def missing(self, bucket: str, key: bytes) -> None:
+        """Note that the new target of an object does not have it, or no longer."""
+        self._placed.discard((bucket, key))
+        self._missing.add((bucket, key))
 
     def hides(self, bucket: str, key: bytes) -> bool:
         """Return whether the new target of an object does not have it yet."""
         plan = self._plan
-        if plan is None or (bucket, key) in self._placed:
+        if plan is None or (plan.cause == "return" and (bucket, key) not in self._missing):
             return False
-        draw = xxh64_intdigest(bucket.encode() + b"/" + key, seed=_SEED) / (1 << 64)
+        return self.is_to_come(bucket, key)
+
+    def is_to_come(self, bucket: str, key: bytes) -> bool:
+        """Return whether what is stored at a name is to come to the new target."""
+        return (bucket, key) not in self._placed and self.is_on_its_way(bucket, key)
+
+    def is_on_its_way(self, bucket: str, key: bytes) -> bool:
+        """Return whether something is to come to a name later."""
+        plan = self._plan
+        if plan is None:
+            return False
+        draw = _draw(bucket, key)
         if draw >= plan.share or plan.moving is None:
             return draw < plan.share
         arrival = plan.moving * (_HALF + _HALF * draw / plan.share)
         return time.monotonic() - self._began < arrival
+
+    # The target that is away
+
+    def has_left(self, bucket: str, key: bytes) -> bool:
+        """Return whether the target of a name is away and has what is there, as nothing changed it."""
+        left = self._left
+        return (
+            left is not None and (bucket, key) not in left and _draw(bucket, key) < self._share_left
+        )
+
+    def leave(self, bucket: str, key: bytes, copy: Copy | None) -> None:
+        """Note what that target has of an object that changes; None if nothing."""
+        if self._left is not None:
+            self._left[bucket, key] = copy
+
+    def take_back(self) -> dict[Name, Copy | None]:
+        """Return what the target has of objects that have changed; it is no longer away."""
+        with self._changed:
+            left, self._left = self._left, None
+        return left or {}
+
+    def drop_bucket(self, bucket: str) -> None:
+        """Forget the objects of a bucket."""
+        for copies in (self.misplaced, self._left or {}):
+            names = [name for name in list(copies) if name[0] == bucket]
+            _remove({name: copies.pop(name) for name in names})
+
+    # Checks of requests
 
     def check_mapped(self, bucket: str, key: bytes | None = None) -> None:
         """Check that the target of an object, or all of them, know the map.
@@ -146,3 +240,13 @@ class Moving:
         if plan is None or plan.cause != "join":
             return False
         return time.monotonic() - self._began < float(getattr(plan, until))
+
+
+def _remove(copies: Mapping[Name, Copy | None]) -> None:
+    for copy in copies.values():
+        if copy is not None:
+            copy.path.unlink(missing_ok=True)
+
+
+def _draw(bucket: str, key: bytes) -> float:
+    return xxh64_intdigest(bucket.encode() + b"/" + key, seed=_SEED) / (1 << 64)

@@ -30,6 +30,7 @@ from aisfs.server.storage.beside import Beside, parents
 from aisfs.server.storage.bucket import Bucket, Found
 from aisfs.server.storage.checksums import Hasher
 from aisfs.server.storage.locks import ObjectLocks
+from aisfs.server.storage.moving import Copy, Plan
 from aisfs.server.storage.records import Record, Records
 from aisfs.server.storage.traps import Kindness
 
@@ -169,11 +170,18 @@ class Storage:
         if old is not None:
             now = max(now, old.mtime_ns + 1)  # records are distinguished by mtime
         os.utime(work, ns=(now, now))
+        self._keep_replaced(bucket, key, old)
+        found = self._publish(bucket, key, work, record, old)
+        self.traps.moving.placed(bucket.name, key)
+        return found
+
+    def _publish(
+        self, bucket: Bucket, key: bytes, work: Path, record: Record, old: Found | None
+    ) -> Found:
         status = os.stat(work)
         keep = old.identity if old else None
         bucket.records.store(key, status.st_size, status.st_mtime_ns, record, keep)
         self._rename(bucket, key, work)
-        self.traps.moving.placed(bucket.name, key)
         return Bucket.found(status, record)
 
     def _rename(self, bucket: Bucket, key: bytes, work: Path) -> None:
@@ -235,6 +243,7 @@ class Storage:
         with self.locks.writing((bucket.name, key)):
             if found := bucket.find(key):
                 found.check(400)
+            self._keep_replaced(bucket, key, found)
             try:
                 os.unlink(path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -243,6 +252,7 @@ class Storage:
             bucket.beside.forget(key)
             bucket.records.forget(key)
             self.traps.keep_directory(bucket.name, key)
+            self._show_misplaced(bucket, key)
         self._prune(bucket, key)
         return True
 
@@ -262,6 +272,8 @@ class Storage:
             source = find(bucket, key)
             old = bucket.find(new_key)
             keep = old.identity if old else None
+            self._keep_replaced(bucket, key, source)
+            self._keep_replaced(bucket, new_key, old)
             bucket.records.store(new_key, source.size, source.mtime_ns, source.record, keep)
             self._make_way(bucket, new_key)  # which may put this very object aside
             self._rename(bucket, new_key, Path(os.fsdecode(bucket.path_of(key))))
@@ -269,6 +281,7 @@ class Storage:
             bucket.beside.forget(key)
             bucket.records.forget(key)
             self.traps.keep_directory(bucket.name, key)
+            self._show_misplaced(bucket, key)
         self._prune(bucket, key)
 
     def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> Found:
@@ -289,9 +302,88 @@ class Storage:
             found = bucket.find(key)
             if found is None:
                 raise failures.no_object(bucket.name, key)
+            self._keep_replaced(bucket, key, found)
+            self.traps.moving.placed(bucket.name, key)
             custom = values if replace_all else {**found.record.custom, **values}
             record = replace(found.record, custom=custom)
             bucket.records.store(key, found.size, found.mtime_ns, record)
+
+    # Data that moves between targets: see `aisfs.server.storage.moving`
+
+    def begin_move(self, plan: Plan) -> bool:
+        """Begin by this plan, or go on by it; return whether data began to move."""
+        is_new = self.traps.moving.begin(plan)
+        if plan.cause == "return":
+            for (bucket, key), copy in self.traps.moving.take_back().items():
+                with contextlib.suppress(Failure):  # the bucket is gone, or the place is taken
+                    self._take_back(self.bucket(bucket), key, copy)
+        return is_new
+
+    def end_move(self) -> None:
+        """Let all data come."""
+        self.traps.moving.hurry()
+        self._let_come()
+        self.traps.moving.end()
+
+    def wait_for_move(self) -> None:
+        """Wait until all data has moved, and let it come meanwhile."""
+        while self.traps.moving.wait():
+            self._let_come()
+        self._let_come()
+        self.traps.moving.end()
+
+    def _take_back(self, bucket: Bucket, key: bytes, copy: Copy | None) -> None:
+        """Let the target of a name have what it had when it left."""
+        moving = self.traps.moving
+        with self.locks.writing((bucket.name, key)):
+            now = bucket.find(key)
+            if copy is None:
+                moving.missing(bucket.name, key)
+                return
+            if now is not None:
+                moving.misplaced[bucket.name, key] = self._copy(bucket, key, now)
+            self._publish(bucket, key, copy.path, copy.record, now)
+            moving.placed(bucket.name, key)
+
+    def _let_come(self) -> None:
+        """Let objects replace what is at their targets with a lower version."""
+        moving = self.traps.moving
+        for bucket, key in list(moving.misplaced):
+            if moving.is_on_its_way(bucket, key):
+                continue
+            with self.locks.writing((bucket, key)):
+                if (copy := moving.misplaced.get((bucket, key))) is None:
+                    continue
+                with contextlib.suppress(Failure):
+                    self._let_one_come(self.bucket(bucket), key, copy)
+                copy.path.unlink(missing_ok=True)
+                moving.misplaced.pop((bucket, key), None)
+
+    def _let_one_come(self, bucket: Bucket, key: bytes, copy: Copy) -> None:
+        there = bucket.find(key)
+        if there is None or copy.record.number > there.record.number:
+            self._publish(bucket, key, copy.path, copy.record, there)
+
+    def _keep_replaced(self, bucket: Bucket, key: bytes, found: Found | None) -> None:
+        """Keep of an object that is to change what other targets have of it."""
+        moving = self.traps.moving
+        if moving.has_left(bucket.name, key):
+            copy = self._copy(bucket, key, found) if found else None
+            moving.leave(bucket.name, key, copy)
+        if found and moving.is_to_come(bucket.name, key):
+            moving.misplaced[bucket.name, key] = self._copy(bucket, key, found)
+
+    def _copy(self, bucket: Bucket, key: bytes, found: Found) -> Copy:
+        work = self.work_path()
+        shutil.copy2(os.fsdecode(bucket.path_of(key)), work)
+        return Copy(work, found.record)
+
+    def _show_misplaced(self, bucket: Bucket, key: bytes) -> None:
+        """Show what is to come to a name at whose target there is nothing any more."""
+        moving = self.traps.moving
+        if (copy := moving.misplaced.pop((bucket.name, key), None)) is not None:
+            self._publish(bucket, key, copy.path, copy.record, None)
+            moving.missing(bucket.name, key)
 
 
 def check_bucket_name(name: str) -> str:

@@ -41,6 +41,11 @@ class Record:
     """Number and largest size of the parts it was uploaded in."""
     damage: Damage | None = None
 
+    @property
+    def number(self) -> int:
+        """The version as a number; 0 if it is none."""
+        return int(self.version) if self.version.isdecimal() else 0
+
 
 class Records:
     """The rows of one bucket. Every method is safe to call from any thread."""

@@ -120,6 +120,7 @@ class Traps(Kindness):
 
     def drop_bucket(self, bucket: str) -> None:
         """Remove what was kept of a bucket."""
+        self.moving.drop_bucket(bucket)
         for folder in self._disks(bucket):
             shutil.rmtree(folder, ignore_errors=True)
 
