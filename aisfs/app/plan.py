@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -49,6 +48,7 @@ from aisfs.core.namespace.sources import (
 from aisfs.core.views.labels import without_mark
 from aisfs.core.views.spec import ViewSpec, absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError, MountError, SourceMissing
+from aisfs.process.threads import start_service_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -221,10 +221,12 @@ def plan_inspection(
     return plan, only
 
 
-def existing(settings: Mapping[str, object]) -> Callable[[str], bool]:
+def existing(settings: Mapping[str, object], *, before_fork: bool = False) -> Callable[[str], bool]:
     """Return the function that tells whether a local path, or a key or a directory of a bucket, exists.
 
-    It asks once, without retries: what cannot be asked does not exist, and is explained when it is used.
+    It asks once, without retries: what cannot be asked does not exist, and is explained when it is used. With
+    `before_fork`, it asks in a child process: the clients of clouds start threads, and do nothing in a daemon that
+    is forked after that.
     """
 
     def ask(text: str) -> bool:
@@ -239,10 +241,17 @@ def existing(settings: Mapping[str, object]) -> Callable[[str], bool]:
                 cluster = load(ClusterSettings, settings)
                 found.append(trio.run(has_name, text, cluster))
 
-        # A command may be within trio already.
-        thread = threading.Thread(target=work, name="aisfs-exists")
-        thread.start()
-        thread.join()
+        if before_fork:
+            child = os.fork()
+            if child:
+                return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        try:
+            start_service_thread(
+                "aisfs exists", work
+            ).join()  # a command may be within trio already
+        finally:
+            if before_fork:
+                os._exit(0 if any(found) else 1)
         return any(found)
 
     return ask
@@ -350,7 +359,7 @@ def read_source(words: list[str], view: ViewSettings, given: Mapping[str, object
         listed=listed,
         lists=lists,
         keys=_key_filter(view),
-        exists=existing(given),
+        exists=existing(given, before_fork=True),
     )
     options = sorted(view.model_fields_set)
     if isinstance(source, BucketSource | DirectorySource):
