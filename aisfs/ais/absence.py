@@ -1,9 +1,15 @@
-"""Whether an object that was not found is missing: the one place that decides it.
+"""Whether an object that was not found is missing, and whether one that was found is the newest: the one place
+that decides it.
 
 While a rebalance moves objects between targets, AIStore says of objects that are there that they are not
 (protocol notes 0.2, T11): HEAD asks the target that an object is to move to; GET asks the others too, but
 not in the first seconds after a target joined. So what is not found is missing only if the cluster is
 known to move nothing, or if GET does not find it either and a listing that is asked for then is complete.
+
+A target that comes back from maintenance owns its names at once, and has the copies of when it left. Until the
+rebalance has sent it the newer ones, it serves the old, and what is written over them is lost: the copy that
+arrives has the higher version. So while the cluster may move something, a listing of all copies has to show none
+that is newer than the owner's.
 
 Must not know: trio, errnos.
 """
@@ -13,7 +19,7 @@ from aisfs.ais.protocol.errors import failure
 from aisfs.ais.transport.client import Transport
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.reply import Reply
-from aisfs.errors import BucketNotFound, NotFound, Unavailable, Unproven
+from aisfs.errors import AccessDenied, BucketNotFound, NotFound, Unavailable, Unproven
 from aisfs.model import Bucket, Provider
 
 
@@ -22,6 +28,49 @@ class FoundByGet(Unavailable):
 
     reply: Reply
     """That to a GET of the first byte."""
+
+
+_READ_AGE, _WRITE_AGE = 2.0, 0.1
+"""Seconds for which a map is believed, before an object is read or written: one request serves many objects."""
+
+
+def check_newest(
+    transport: Transport, connections: ConnectionSet, bucket: Bucket, key: str, *, writes: bool
+) -> None:
+    """Return if the target that owns a name has its newest copy. In the thread of a request.
+
+    Args:
+        transport: Asks.
+        connections: The connections to use.
+        bucket: The bucket.
+        key: The name, which need not be there.
+        writes: Whether the object is about to be changed; then a copy that may be there counts as well.
+
+    Raises:
+        Unproven: there is a newer one, which is being moved, or there may be.
+        AisfsError: what else prevents to tell.
+    """
+    subject = f"{bucket}/{key}"
+    age = _WRITE_AGE if writes else _READ_AGE
+    if not bucket.is_local or transport.moves_nothing(connections, subject, age=age):
+        return
+    try:
+        reply = transport.fetch(connections, requests.list_copies(bucket, key))
+    except AccessDenied:  # a token for objects alone: nothing tells
+        return
+    owned, elsewhere, complete = listings.parse_copies(reply, bucket, key)
+    if not complete:
+        transport.readiness.moving()
+        if elsewhere > owned:
+            raise Unproven(
+                f"{subject}: the cluster is moving a newer version of it between targets"
+            )
+        return
+    try:
+        transport.settle(connections, subject, listed=True)
+    except Unproven:
+        if writes:
+            raise
 
 
 def check_absent(

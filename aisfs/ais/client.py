@@ -12,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from aisfs.ais.absence import FoundByGet, check_absent
+import trio
+
+from aisfs.ais.absence import FoundByGet, check_absent, check_newest
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.mutations import Mutations
@@ -47,6 +49,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PIECE = 1 << 20
+MAP_LOOK_SECONDS = 20.0
+"""How old the cluster's map may become. A target is taken out for good in no less than half a minute."""
 """Bytes given to a sink at once: large beside the cost of a call, small beside a slow link's second."""
 
 
@@ -169,6 +173,7 @@ class AISClient:
         byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
         def work(connections: ConnectionSet) -> ObjectInfo:
+            check_newest(self.transport, connections, bucket, key, writes=False)
             if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
                 self._first_byte(connections, byte)
             facts = self.facts_of(connections, bucket)
@@ -357,6 +362,22 @@ class AISClient:
                 "directory of that name, which it never removes: choose another name"
             ) from error
 
+    async def watch_map(self) -> None:
+        """Look at the cluster's map now and then, until cancelled.
+
+        A target that leaves for good is marked so for a minute or more, and then gone from the map. Whoever
+        has not seen the mark would wait for it.
+        """
+
+        def look(connections: ConnectionSet) -> None:
+            self.transport.moves_nothing(connections, self.transport.endpoint)
+
+        while True:
+            await trio.sleep(MAP_LOOK_SECONDS)
+            if self.transport.readiness.age >= MAP_LOOK_SECONDS:
+                with suppress(AisfsError):
+                    await self.run(self.transport.endpoint, look)
+
     async def aclose(self) -> None:
         """Close all connections, make the calls in progress fail, and wait until they have."""
         await self._pool.aclose()
@@ -397,6 +418,10 @@ class AISClient:
                 check_absent(self.transport, connections, bucket, key)
             else:
                 self._settle(connections, bucket, subject)
+            raise
+        except Stale:
+            if bucket and key:  # else an older copy would count as a change
+                check_newest(self.transport, connections, bucket, key, writes=False)
             raise
 
     def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+from aisfs.ais.absence import check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
@@ -146,7 +147,7 @@ class Mutations:
                 look_up = partial(self._session.remotes.by_uuid, bucket=to_bucket)
                 place = await self._session.run(str(to_bucket), look_up)
             request = write_requests.copy_object(bucket, source, place, new_key)
-            await self._do(request, bucket, source.key)
+            await self._do(request, bucket, source.key, (to_bucket, new_key))
         except (Unsupported, ProtocolError) as error:
             log.info("%s/%s: not copied by the cluster: %s", bucket, source.key, error)
             return None
@@ -184,10 +185,16 @@ class Mutations:
         except NotFound:
             return None
 
-    async def _do(self, request: Request, bucket: Bucket, key: str = "") -> None:
+    async def _do(
+        self, request: Request, bucket: Bucket, key: str = "", *also: tuple[Bucket, str]
+    ) -> None:
+        """Send a request about an object, which changes `also` these."""
         transport = self._session.transport
 
         def work(connections: ConnectionSet) -> None:
+            for place, name in ((bucket, key), *also):
+                if name:
+                    check_newest(transport, connections, place, name, writes=True)
             with transport.readiness.undisturbed(request.subject):
                 transport.fetch(connections, request)
 

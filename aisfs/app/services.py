@@ -229,6 +229,8 @@ def _build(
     nursery.start_soon(fetcher.tidy)
     if plan.sharers is not None:
         nursery.start_soon(_share_memory, plan.cache, plan.sharers, fetcher)
+    if opened.watch is not None:
+        nursery.start_soon(opened.watch)
     if blocks is not None:
         nursery.start_soon(_sync_cache, blocks, fetcher)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)

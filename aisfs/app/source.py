@@ -59,6 +59,8 @@ class OpenSource:
     store: WritableStore
     ping: Callable[[], Awaitable[None]] | None = None
     """Raises `Unavailable` if the cluster does not answer; None where there is no cluster."""
+    watch: Callable[[], Awaitable[None]] | None = None
+    """To be run as long as the source is used, if there is a cluster; see `AISClient.watch_map`."""
     index_bucket: IndexBucket | None = None
     """Has the published indexes; None where they lie beside the shards."""
 
@@ -174,7 +176,8 @@ async def open_source(
         indexes = None
         if client is not None and cluster.index_bucket:
             indexes = IndexBucket(Bucket(cluster.index_bucket), client.by_uuid)
-        yield replace(found, store=pipeline, ping=ping, index_bucket=indexes)
+        watch = client.watch_map if client is not None else None
+        yield replace(found, store=pipeline, ping=ping, watch=watch, index_bucket=indexes)
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()

@@ -24,6 +24,8 @@ from aisfs.errors import ProtocolError
 from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider
 
 _ENTRY_IS_DIRECTORY = 256
+_ENTRY_STATUS = 31
+"""These bits are 0 for a copy that is where it belongs."""
 _MOST_ENTRIES = 200_000
 """In one page, of which AIStore makes at most 10,000; an entry of five bytes takes 200 of memory."""
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -211,6 +213,27 @@ def labelled(kind: str, value: str) -> str:
 
 def _same_length(kind: str) -> str:
     return "xxhash2" if kind == "xxhash" else kind
+
+
+def parse_copies(reply: Reply, bucket: Bucket, key: str) -> tuple[int, int, bool]:
+    """Read the reply to `list_copies`.
+
+    Returns:
+        The version at the target that owns the object, the highest of the others (0 for none each), and
+        whether no copy is missing.
+
+    Raises:
+        ProtocolError: the reply is not a listing.
+    """
+    entries, _, complete = _decode_listing(reply, bucket, key)
+    owned = elsewhere = 0
+    for entry in entries:
+        version = int(entry.version) if entry.version.isascii() and entry.version.isdigit() else 0
+        if entry.name == key and not entry.flags & _ENTRY_STATUS:
+            owned = max(owned, version)
+        elif entry.name == key:
+            elsewhere = max(elsewhere, version)
+    return owned, elsewhere, complete
 
 
 def parse_custom(reply: Reply, bucket: Bucket, prefix: str) -> dict[str, str]:

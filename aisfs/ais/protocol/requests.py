@@ -39,6 +39,9 @@ _LATEST = {"latest-ver": "true"}
 _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
 _WITH_MISPLACED = "2050"
 """No recursion, and objects that are not on the target of their name, as most shard indexes."""
+_MISPLACED = "2"
+_COPIES = 100
+"""Entries asked for of a name: a copy on each target, and then other names that begin so."""
 _NAME_ONLY = "16"
 _ORIGINAL = 1024
 """All that an entry says is of the object where it comes from; else AIStore mixes in what it has a copy of."""
@@ -182,6 +185,12 @@ def list_original(bucket: Bucket, key: str) -> Request:
     """Ask what an object of an attached cluster is there, by a listing of what begins with its name."""
     only = {"props": _LIST_PROPS, "flags": str(_ORIGINAL), "begin": key}
     return replace(_listing(bucket, "", "", 1, **only), subject=f"{bucket}/{key}")
+
+
+def list_copies(bucket: Bucket, key: str) -> Request:
+    """Ask for all copies of an object, also those on targets that do not own it."""
+    only = {"props": "name,version", "flags": _MISPLACED, "begin": key}
+    return replace(_listing(bucket, "", "", _COPIES, **only), subject=f"{bucket}/{key}")
 
 
 def first_keys(bucket: Bucket, prefix: str, token: str, most: int, *, beside: str = "") -> Request:

@@ -137,9 +137,11 @@ class Transport:
         if listed:
             self.readiness.calmed()
 
-    def moves_nothing(self, connections: ConnectionSet, subject: str) -> bool:
-        """Return whether the cluster is known to move no objects."""
-        return self._doubt(connections, subject) is None and self.readiness.moves_nothing
+    def moves_nothing(self, connections: ConnectionSet, subject: str, *, age: float = 0.0) -> bool:
+        """Return whether the cluster is known to move no objects, by a map that is at most `age` seconds old."""
+        if self.readiness.age > age and self._doubt(connections, subject) is not None:
+            return False
+        return self.readiness.moves_nothing
 
     def _doubt(self, connections: ConnectionSet, subject: str) -> Unavailable | None:
         """Ask for the map; see `Readiness.settle`."""

@@ -184,7 +184,12 @@ class Readiness:
     @property
     def moves_nothing(self) -> bool:
         """Whether nothing has moved since a listing was complete."""
-        return self._calm != 0 and self._calm == self.version
+        return self._calm != 0 and self._calm == self.version and not self.missed
+
+    @property
+    def age(self) -> float:
+        """Seconds since the map was asked for."""
+        return time.monotonic() - self._looked
 
     def _incomplete(self) -> Unavailable:
         return Unavailable(f"the cluster misses {_named(self.missed)}")
