@@ -19,7 +19,15 @@ from aisfs.ais.protocol.errors import failure
 from aisfs.ais.transport.client import Transport
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.reply import Reply
-from aisfs.errors import AccessDenied, BucketNotFound, NotFound, Unavailable, Unproven
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    NotFound,
+    ProtocolError,
+    Unavailable,
+    Unproven,
+)
 from aisfs.model import Bucket, Provider
 
 
@@ -30,14 +38,22 @@ class FoundByGet(Unavailable):
     """That to a GET of the first byte."""
 
 
-_READ_AGE, _WRITE_AGE = 2.0, 0.1
+READ_AGE, WRITE_AGE = 2.0, 0.1
 """Seconds for which a map is believed, before an object is read or written: one request serves many objects."""
 
 
 def check_newest(
-    transport: Transport, connections: ConnectionSet, bucket: Bucket, key: str, *, writes: bool
+    transport: Transport,
+    connections: ConnectionSet,
+    bucket: Bucket,
+    key: str,
+    *,
+    writes: bool,
+    age: float | None = None,
 ) -> None:
     """Return if the target that owns a name has its newest copy. In the thread of a request.
+
+    What cannot be told does not keep an object from being read, since without a rebalance there is but one copy.
 
     Args:
         transport: Asks.
@@ -45,23 +61,33 @@ def check_newest(
         bucket: The bucket.
         key: The name, which need not be there.
         writes: Whether the object is about to be changed; then a copy that may be there counts as well.
+        age: Seconds for which a map is believed, if not those of what is to be done.
 
     Raises:
         Unproven: there is a newer one, which is being moved, or there may be.
         AisfsError: what else prevents to tell.
     """
-    subject = f"{bucket}/{key}"
-    age = _WRITE_AGE if writes else _READ_AGE
-    if not bucket.is_local or transport.moves_nothing(connections, subject, age=age):
+    subject, readiness = f"{bucket}/{key}", transport.readiness
+    age = age if age is not None else WRITE_AGE if writes else READ_AGE
+    if not bucket.is_local or readiness.is_mute(str(bucket)):
+        return
+    if transport.moves_nothing(connections, subject, age=age) or not (readiness.version or writes):
         return
     try:
         reply = transport.fetch(connections, requests.list_copies(bucket, key))
+        owned, elsewhere, complete = listings.parse_copies(reply, bucket, key)
     except AccessDenied:  # a token for objects alone: nothing tells
+        readiness.muted(str(bucket))
         return
-    owned, elsewhere, complete = listings.parse_copies(reply, bucket, key)
+    except AisfsError as error:
+        if not writes or (isinstance(error, ProtocolError) and not readiness.version):
+            return  # the request itself says it better, or this is no AIStore
+        raise
+    # What the owner lacks altogether, a GET finds at the others.
+    newer = elsewhere > owned and (writes or owned > 0)
     if not complete:
-        transport.readiness.moving()
-        if elsewhere > owned:
+        readiness.moving()
+        if newer:
             raise Unproven(
                 f"{subject}: the cluster is moving a newer version of it between targets"
             )
@@ -69,7 +95,7 @@ def check_newest(
     try:
         transport.settle(connections, subject, listed=True)
     except Unproven:
-        if writes:
+        if writes or newer:
             raise
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.ais.absence import FoundByGet, check_absent, check_newest
+from aisfs.ais.absence import WRITE_AGE, FoundByGet, check_absent, check_newest
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.mutations import Mutations
@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PIECE = 1 << 20
+"""Bytes given to a sink at once: large beside the cost of a call, small beside a slow link's second."""
 MAP_LOOK_SECONDS = 20.0
 """How old the cluster's map may become. A target is taken out for good in no less than half a minute."""
-"""Bytes given to a sink at once: large beside the cost of a call, small beside a slow link's second."""
 
 
 class AISClient:
@@ -365,7 +365,7 @@ class AISClient:
     async def watch_map(self) -> None:
         """Look at the cluster's map now and then, until cancelled.
 
-        A target that leaves for good is marked so for a minute or more, and then gone from the map. Whoever
+        A target that leaves for good is marked so for a minute or more, and then gone from the map. A client that
         has not seen the mark would wait for it.
         """
 
@@ -421,7 +421,7 @@ class AISClient:
             raise
         except Stale:
             if bucket and key:  # else an older copy would count as a change
-                check_newest(self.transport, connections, bucket, key, writes=False)
+                check_newest(self.transport, connections, bucket, key, writes=False, age=WRITE_AGE)
             raise
 
     def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import trio
 
+from aisfs.ais.absence import check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_as
@@ -47,6 +48,8 @@ class MultipartCommit:
         Raises:
             Unavailable: it is not known to be what was sent; sent once more, it may be.
         """
+        if upload.bucket.is_local:  # again and again, rather than all parts again
+            await self._retrier.run(str(upload), partial(self._check_newest, upload))
         unclear, expected = await self._put_together(upload, name, sizes)
         if unclear is not None:
             log.info("%s: asking whether it was put together: %s", upload, unclear)
@@ -65,6 +68,13 @@ class MultipartCommit:
                 raise unclear or Unavailable(f"{upload}: the cluster has other bytes")
         await self._read_back(upload, info, sizes)
         return info
+
+    async def _check_newest(self, upload: Upload) -> None:
+        def check(connections: ConnectionSet) -> None:
+            transport = self._session.transport
+            check_newest(transport, connections, upload.bucket, upload.key, writes=True)
+
+        await self._session.run(str(upload), check, upload.bucket)
 
     async def _read_back(self, upload: Upload, info: ObjectInfo, sizes: list[int]) -> None:
         """Compare the last byte of each part: an object that lost one has its size and checksum.

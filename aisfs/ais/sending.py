@@ -6,7 +6,6 @@ Must not know: HTTP, requests, errnos.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aisfs.ais.absence import check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.requests import BucketFacts, Request
 from aisfs.connections.connection_set import ConnectionSet
@@ -44,13 +43,7 @@ async def check_condition(session: Session, upload: Upload) -> None:
 
     Raises:
         AlreadyExists, Stale: it may not.
-        Unproven: the cluster may move a newer version over it.
     """
-
-    def look(connections: ConnectionSet) -> None:
-        check_newest(session.transport, connections, upload.bucket, upload.key, writes=True)
-
-    await session.run(str(upload), look, upload.bucket)
     if not upload.only_new and upload.replaces is None:
         return
     conflict: AisfsError = AlreadyExists(f"{upload}: another client has made it meanwhile")

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
+from aisfs.ais.absence import check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.protocol import write_requests
@@ -88,8 +89,10 @@ class Uploads:
             request = write_requests.put_object(
                 upload.bucket, upload.key, checksum=checksum, custom=custom
             )
+            transport = self._session.transport
+            check_newest(transport, connections, upload.bucket, upload.key, writes=True)
             try:
-                with self._session.transport.readiness.undisturbed(str(upload)):
+                with transport.readiness.undisturbed(str(upload)):
                     reply = send_content(
                         self._session, connections, request, content, upload.progress
                     )

@@ -139,16 +139,18 @@ class Transport:
 
     def moves_nothing(self, connections: ConnectionSet, subject: str, *, age: float = 0.0) -> bool:
         """Return whether the cluster is known to move no objects, by a map that is at most `age` seconds old."""
-        if self.readiness.age > age and self._doubt(connections, subject) is not None:
+        if self.readiness.age > age and self._doubt(connections, subject, age) is not None:
             return False
         return self.readiness.moves_nothing
 
-    def _doubt(self, connections: ConnectionSet, subject: str) -> Unavailable | None:
-        """Ask for the map; see `Readiness.settle`."""
+    def _doubt(
+        self, connections: ConnectionSet, subject: str, age: float = 0.0
+    ) -> Unavailable | None:
+        """Ask for the map, unless the connection that is made for it begins with that; see `Readiness.settle`."""
         with self._watched(connections, self.endpoint, subject):
             connection = connections.connected(self.endpoint)
             try:
-                return self.readiness.settle(connection, connections.map_version)
+                return self.readiness.settle(connection, connections.map_version, age)
             except BaseException:
                 connection.close()
                 raise

@@ -39,6 +39,8 @@ _MOST_MAP = 16 << 20
 _LEAVING = 4 | 8
 """Flags of a target in maintenance, or being taken out for good."""
 _NS = 1_000_000_000
+_MUTE = 60.0
+"""Seconds after which a listing that was refused is tried again: rights and tokens change."""
 MAP_SETTLES = 10.0
 """Seconds after a change of the map in which nothing counts as missing. A target that joins does not ask the
 others for what it lacks in its first two or three."""
@@ -91,6 +93,8 @@ class Readiness:
         one; 0 for none."""
         self._moves = False
         """Whether the last listing was not complete."""
+        self._muted: dict[str, float] = {}
+        """Buckets whose listing was refused, and when, on the clock of `time.monotonic`."""
 
     def disturbed(self, episode: int) -> None:
         """Note a sign of a restart that showed on a connection of `episode`."""
@@ -144,17 +148,21 @@ class Readiness:
         """Whether objects can be out of reach while others are not."""
         return len(self._targets) > 1
 
-    def settle(self, connection: WatchedConnection, before: int) -> Unavailable | None:
+    def settle(
+        self, connection: WatchedConnection, before: int, age: float = 0.0
+    ) -> Unavailable | None:
         """Return why a "not found" or a listing cannot be trusted; None if it can.
 
         Args:
             connection: One to the proxy.
             before: Version of the map that was known before it was asked for.
+            age: Seconds that the map may be old.
 
         Raises:
             HTTPException, OSError: no answer.
         """
-        self._look(connection)
+        if not age or self.age > age:
+            self._look(connection)
         if self.missed:
             return self._incomplete()
         if before and self.version != before:
@@ -180,6 +188,14 @@ class Readiness:
         if self._moves:
             self._moves = False
             log.warning("the cluster's listings are complete again")
+
+    def muted(self, bucket: str) -> None:
+        """Note that the listing of a bucket was refused."""
+        self._muted[bucket] = time.monotonic()
+
+    def is_mute(self, bucket: str) -> bool:
+        """Return whether it was refused so lately that it is not worth another request."""
+        return time.monotonic() - self._muted.get(bucket, float("-inf")) < _MUTE
 
     @property
     def moves_nothing(self) -> bool:
