@@ -35,6 +35,10 @@ class Moving(MiniCluster):
         """Requests that are still answered by a target without a map."""
         self.asked: list[str] = []
 
+    def move(self) -> None:
+        """Begin to move: a target joined or left, and listings are flagged."""
+        self.flags, self.map_version = 1, self.map_version + 1
+
     def calm(self) -> None:
         self.not_by_head, self.not_by_get, self.unlisted, self.flags = set(), set(), set(), 0
 
@@ -95,7 +99,8 @@ async def test_what_head_does_not_find_is_described_by_get():
     cluster = Moving()
     async with store_of(cluster) as store:
         known = await store.head(B, "k")
-        cluster.flags, cluster.not_by_head, cluster.unlisted = 1, {"k"}, {"k"}
+        cluster.move()
+        cluster.not_by_head, cluster.unlisted = {"k"}, {"k"}
         assert await store.head(B, "k") == known
 
 
@@ -103,6 +108,7 @@ async def test_an_empty_object_that_head_does_not_find_is_there():
     cluster = Moving()
     cluster.objects["k"] = b""
     async with store_of(cluster) as store:
+        cluster.move()
         cluster.not_by_head = {"k"}
         assert (await store.head(B, "k")).size == 0
 
@@ -186,6 +192,7 @@ async def test_without_the_right_to_see_the_map_both_are_always_asked():
 async def test_an_object_that_delete_does_not_find_is_not_removed():
     cluster = Moving()
     async with store_of(cluster, deadline=1.0) as store:
+        cluster.move()
         cluster.not_by_head = {"k"}
         with pytest.raises(DeadlineExceeded, match="moving it"):
             await store.remove(B, "k")
@@ -200,7 +207,8 @@ async def test_bytes_that_are_on_their_way_are_waited_for():
     cluster = Moving()
     async with store_of(cluster) as store:
         info, left, buffer = await store.head(B, "k"), [3], bytearray(5)
-        cluster.flags, cluster.not_by_get = 1, {"k"}
+        cluster.move()
+        cluster.not_by_get = {"k"}
 
         def end_soon(seen: Seen, connection: socket.socket) -> None:
             left[0] -= seen.method == "GET" and "pid" in seen.query
