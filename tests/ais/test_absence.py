@@ -1,22 +1,36 @@
-"""What is not found while a cluster moves objects between its targets: never missing, and never listed short."""
+"""What a cluster says while it moves objects between its targets: nothing is missing, listed short, or older."""
 
 import json
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import trio
 
+from aisfs.ais import absence
 from aisfs.ais.client import AISClient
+from aisfs.ais.protocol.listings import parse_copies
 from aisfs.ais.transport import readiness
 from aisfs.config import ClusterSettings
-from aisfs.errors import DeadlineExceeded, NotFound
-from aisfs.model import Bucket
+from aisfs.connections.reply import Reply
+from aisfs.errors import DeadlineExceeded, NotFound, Stale, Unavailable, Unproven
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
 
 B = Bucket("b")
+NEW = BytesContent(b"new")
+Call = Callable[[AISClient], Awaitable[object]]
+CHANGES: dict[str, Call] = {
+    "upload": lambda client: client.upload(B, "k", NEW),
+    "remove": lambda client: client.remove(B, "k"),
+    "copy": lambda client: client.copy(B, "d/x", B, "k"),
+    "custom": lambda client: client.set_custom(B, ObjectInfo("k", 5, "3"), {"a": "b"}),
+}
+OLD_AT_OWNER = [("3", 0), ("5", 1)]
 
 
 class Moving(MiniCluster):
@@ -28,6 +42,9 @@ class Moving(MiniCluster):
         self.not_by_get: set[str] = set()
         self.unlisted: set[str] = set()
         self.flags = 0
+        self.copies: dict[str, list[tuple[str, int]]] = {}
+        """Version and flags of each copy, where there is not one that is where it belongs."""
+        self.listing_status = 200
         self.map_version = 7
         self.map_status = 200
         self.targets = ["t1", "t2"]
@@ -48,7 +65,9 @@ class Moving(MiniCluster):
             nodes = {name: {"flags": 0} for name in self.targets}
             text = json.dumps({"uuid": "u", "version": str(self.map_version), "tmap": nodes})
             return reply(self.map_status, {"Content-Type": "application/json"}, text.encode())
-        if "pid" in seen.query or seen.path == "/v1/buckets/b":
+        if seen.path == "/v1/buckets/b" and b'"flags": "2"' in seen.body:
+            self.asked.append("copies")
+        elif "pid" in seen.query or seen.path == "/v1/buckets/b":
             self.asked.append(seen.method)
         if self.has_no_map and seen.path.startswith("/v1/objects/"):
             self.has_no_map -= 1
@@ -61,6 +80,9 @@ class Moving(MiniCluster):
         if seen.method == "DELETE" and key in self.objects and key not in hidden:
             del self.objects[key]
             return reply(200)
+        if seen.method == "PUT":
+            self.objects[key] = seen.body
+            return reply(200, {"Ais-Version": "2"})
         whole, self.objects = (
             self.objects,
             {k: v for k, v in self.objects.items() if k not in hidden},
@@ -71,9 +93,15 @@ class Moving(MiniCluster):
             self.objects = whole
 
     def listing(self, seen: Seen) -> bytes:
+        if self.listing_status != 200:
+            return reply(self.listing_status, *error(self.listing_status, "", "no listing"))
         prefix = json.loads(seen.body)["value"]["prefix"]
         names = [k for k in self.objects if k.startswith(prefix) and k not in self.unlisted]
-        entries = [{"name": name, "size": str(len(self.objects[name]))} for name in names]
+        entries = [
+            {"name": name, "size": str(len(self.objects[name])), "version": version, "flags": flags}
+            for name in names
+            for version, flags in self.copies.get(name, [("1", 0)])
+        ]
         page = {"uuid": "u", "continuation_token": "", "entries": entries, "flags": self.flags}
         kind = {"Content-Type": "application/json; charset=utf-8"}
         return reply(200, kind, json.dumps(page).encode())
@@ -88,6 +116,17 @@ async def store_of(cluster: Moving, *, deadline: float = 30.0) -> AsyncIterator[
             yield store
         finally:
             await store.aclose()
+
+
+@asynccontextmanager
+async def client_of(cluster: Moving) -> AsyncIterator[AISClient]:
+    """Each request is sent once."""
+    with scripted_server(cluster) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint))
+        try:
+            yield client
+        finally:
+            await client.aclose()
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +306,157 @@ async def test_a_target_without_a_map_is_asked_again():
     cluster.has_no_map = 2
     async with store_of(cluster) as store:
         assert (await store.head(B, "k")).size == 5
+
+
+# The copy of a target that has come back
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_nothing_is_changed_over_a_newer_copy(change: Call):
+    cluster = Moving()
+    cluster.copies["k"] = OLD_AT_OWNER
+    cluster.move()
+    async with client_of(cluster) as client:
+        with pytest.raises(Unproven, match="k: the cluster is moving a newer version of it"):
+            await change(client)
+    assert set(cluster.asked) <= {"GET", "HEAD", "map", "copies"}
+
+
+async def test_an_old_copy_is_not_described():
+    cluster = Moving()
+    cluster.copies["k"] = OLD_AT_OWNER
+    cluster.move()
+    async with client_of(cluster) as client:
+        with pytest.raises(Unproven, match="newer version"):
+            await client.head(B, "k")
+        cluster.copies["k"] = [("5", 0)]
+        assert (await client.head(B, "k")).size == 5
+
+
+@pytest.mark.parametrize("elsewhere", ["5", "3", "", "x"])
+async def test_other_copies_that_are_not_newer_do_not_matter(elsewhere: str):
+    cluster = Moving()
+    cluster.copies["k"] = [("5", 0), (elsewhere, 1)]
+    cluster.move()
+    async with client_of(cluster) as client:
+        assert (await client.head(B, "k")).size == 5
+        await client.upload(B, "k", NEW)
+        assert cluster.objects["k"] == b"new"
+        await client.remove(B, "k")
+        assert "k" not in cluster.objects
+
+
+async def test_what_its_owner_lacks_is_read_elsewhere_and_not_written_over():
+    cluster = Moving()
+    cluster.copies["k"], cluster.not_by_head = [("5", 1)], {"k"}
+    cluster.move()
+    async with client_of(cluster) as client:
+        with pytest.raises(Unproven, match="newer version"):
+            await client.upload(B, "k", NEW)
+        cluster.calm()
+    async with store_of(cluster) as store:
+        cluster.not_by_head, cluster.flags = {"k"}, 1
+        assert (await store.head(B, "k")).size == 5
+
+
+@pytest.mark.parametrize("change", [CHANGES["upload"], CHANGES["remove"]])
+async def test_right_after_a_target_came_only_reads_go_on(change: Call):
+    """Its copies may not be known to the listing yet."""
+    cluster = Moving()
+    async with client_of(cluster) as client:
+        await client.head(B, "k")
+        cluster.map_version += 1
+        await trio.sleep(absence.WRITE_AGE)
+        with pytest.raises(Unproven, match=r"targets joined or left|map changed"):
+            await change(client)
+        assert (await client.head(B, "k")).size == 5
+
+
+async def test_an_old_copy_of_what_was_read_is_no_change_of_it():
+    cluster = Moving()
+    cluster.version = "5"
+    async with client_of(cluster) as client:
+        info, buffer = await client.head(B, "k"), memoryview(bytearray(5))
+        cluster.move()
+        cluster.objects["k"], cluster.version, cluster.copies["k"] = b"old", "3", OLD_AT_OWNER
+        await trio.sleep(absence.WRITE_AGE)
+        with pytest.raises(Unproven, match="newer version"):
+            await client.read_range(B, info, 0, buffer)
+        cluster.objects["k"], cluster.version, cluster.copies["k"] = b"newer", "6", [("6", 0)]
+        with pytest.raises(Stale):
+            await client.read_range(B, info, 0, buffer)
+
+
+@pytest.fixture
+def map_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes."""
+    monkeypatch.setattr(absence, "READ_AGE", 60.0)
+    monkeypatch.setattr(absence, "WRITE_AGE", 60.0)
+
+
+async def use(client: AISClient) -> None:
+    for _ in range(5):
+        await client.head(B, "k")
+        await client.upload(B, "k", NEW)
+        await client.remove(B, "k")
+        await client.upload(B, "k", NEW)
+
+
+@pytest.mark.usefixtures("map_is_believed")
+async def test_a_calm_cluster_lists_copies_once():
+    cluster = Moving()
+    async with client_of(cluster) as client:
+        await use(client)
+        assert (cluster.asked.count("copies"), cluster.asked.count("map")) == (1, 2)
+
+
+async def test_a_cluster_that_gives_no_map_lists_copies_for_changes_only():
+    cluster = Moving()
+    cluster.map_status = 403
+    async with client_of(cluster) as client:
+        for _ in range(5):
+            await client.head(B, "k")
+        assert "copies" not in cluster.asked
+        cluster.copies["k"], cluster.flags = OLD_AT_OWNER, 1
+        with pytest.raises(Unproven, match="newer version"):
+            await client.upload(B, "k", NEW)
+        cluster.copies.clear()
+        await use(client)
+
+
+@pytest.mark.usefixtures("map_is_believed")
+async def test_a_bucket_that_may_not_be_listed_is_used_without():
+    cluster = Moving()
+    cluster.listing_status = 403
+    async with client_of(cluster) as client:
+        await use(client)
+        assert cluster.asked.count("copies") == 1
+
+
+async def test_a_listing_that_fails_keeps_nothing_from_being_read():
+    cluster = Moving()
+    cluster.listing_status = 503
+    async with client_of(cluster) as client:
+        assert (await client.head(B, "k")).size == 5
+        with pytest.raises(Unavailable):
+            await client.upload(B, "k", NEW)
+        assert cluster.objects["k"] == b"12345"
+
+
+def test_copies_are_read_from_a_listing_of_what_begins_so():
+    entries = [
+        {"name": "k", "version": "9", "flags": 64},
+        {"name": "k", "version": "11", "flags": 64 | 1},
+        {"name": "k", "version": "10", "flags": 1},
+        {"name": "k2", "version": "20", "flags": 1},
+    ]
+
+    def parsed(flags: int) -> tuple[int, int, bool]:
+        text = json.dumps({"entries": entries, "flags": flags})
+        return parse_copies(Reply(200, {}, text.encode()), B, "k")
+
+    assert parsed(0) == (9, 11, True)
+    del entries[:2]
+    assert parsed(1) == (0, 10, False)
+    entries.clear()
+    assert parsed(0) == (0, 0, True)
