@@ -61,7 +61,7 @@ def check_newest(
         bucket: The bucket.
         key: The name, which need not be there.
         writes: Whether the object is about to be changed; then a copy that may be there counts as well.
-        age: Seconds for which a map is believed, if not those of what is to be done.
+        age: Seconds for which a map is believed, if not those of a read or a write.
 
     Raises:
         Unproven: there is a newer one, which is being moved, or there may be.

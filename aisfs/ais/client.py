@@ -173,7 +173,8 @@ class AISClient:
         byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
         def work(connections: ConnectionSet) -> ObjectInfo:
-            check_newest(self.transport, connections, bucket, key, writes=False)
+            age = WRITE_AGE if latest else None
+            check_newest(self.transport, connections, bucket, key, writes=False, age=age)
             if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
                 self._first_byte(connections, byte)
             facts = self.facts_of(connections, bucket)
@@ -421,7 +422,7 @@ class AISClient:
             raise
         except Stale:
             if bucket and key:  # else an older copy would count as a change
-                check_newest(self.transport, connections, bucket, key, writes=False, age=WRITE_AGE)
+                check_newest(self.transport, connections, bucket, key, writes=False, age=0.0)
             raise
 
     def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:

@@ -6,6 +6,7 @@ Must not know: HTTP, requests, errnos.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from aisfs.ais.absence import check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.requests import BucketFacts, Request
 from aisfs.connections.connection_set import ConnectionSet
@@ -43,6 +44,7 @@ async def check_condition(session: Session, upload: Upload) -> None:
 
     Raises:
         AlreadyExists, Stale: it may not.
+        Unproven: what is there may be an older copy.
     """
     if not upload.only_new and upload.replaces is None:
         return
@@ -60,7 +62,17 @@ async def check_condition(session: Session, upload: Upload) -> None:
             return
         conflict = Stale(f"{upload}: another client has changed it meanwhile")
     if not await _is_own(session, upload, now):
+        await _check_newest(session, upload)  # else an older copy would count as a change
         raise conflict
+
+
+async def _check_newest(session: Session, upload: Upload) -> None:
+    def check(connections: ConnectionSet) -> None:
+        check_newest(
+            session.transport, connections, upload.bucket, upload.key, writes=True, age=0.0
+        )
+
+    await session.run(str(upload), check, upload.bucket)
 
 
 async def _is_own(session: Session, upload: Upload, now: ObjectInfo) -> bool:

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from aisfs.ais.absence import READ_AGE, WRITE_AGE
 from tests.mount.content import fill
 from tests.mount.writable import MOVES_LOGGED, Writable, writable
 from tests.support.mounts import mounted
@@ -140,3 +143,61 @@ def test_what_cannot_be_told_in_time_is_an_error_and_nothing_is_made(files: Path
             assert (folder / name).read_bytes() == f"{name} old\n".encode()
         server.moved()
         assert place.names() == {f"d/{name}" for name in NAMES}
+
+
+def let_return(server: RunningServer) -> None:
+    """Let a target return, and wait as long as the map of before is believed."""
+    server.move(cause="return", moving=10.0, incomplete=0.5)
+    time.sleep(READ_AGE + WRITE_AGE)
+
+
+@pytest.mark.parametrize("options", [FRESH, DEFAULT], ids=["fresh", "default"])
+@pytest.mark.parametrize("act", ["append", "overwrite"])
+def test_what_is_written_while_a_target_returns_stays(
+    files: Path, options: tuple[str, ...], act: str
+):
+    """The target has the objects of when it left, at lower versions than what was written since."""
+    with writable(files, traps=True, options=options, expected_log=MOVES_LOGGED) as place:
+        folder, server = place.path / "d", server_of(place)
+        server.take_away()
+        for name in NAMES[:10]:
+            for line in ("1", "2", "3"):
+                (folder / name).write_text(f"{name} since {line}\n")
+        let_return(server)
+        for name in NAMES[:10]:
+            with open(folder / name, "a" if act == "append" else "w") as file:
+                file.write("more\n")
+        kept = "" if act == "overwrite" else "{} since 3\n"
+        for moves in (True, False):
+            if not moves:
+                server.moved()
+            for name in NAMES[:10]:
+                wanted = kept.format(name) + "more\n"
+                assert (folder / name).read_text() == wanted
+                assert moves or place.stored(f"d/{name}") == wanted.encode()
+
+
+def test_an_old_object_of_a_target_that_returns_is_never_seen(place: Writable):
+    folder, server = place.path / "d", server_of(place)
+    server.take_away()
+    for name in NAMES[:10]:
+        (folder / name).write_text(f"{name} is longer now\n")
+    let_return(server)
+    with mounted_again(place) as fresh:
+        for name in NAMES[:10]:
+            wanted = f"{name} is longer now\n"
+            assert (fresh / "d" / name).stat().st_size == len(wanted)
+            assert (fresh / "d" / name).read_text() == wanted
+    server.moved()
+    for name in NAMES[:10]:
+        assert (folder / name).read_text() == f"{name} is longer now\n"
+
+
+@contextmanager
+def mounted_again(place: Writable) -> Iterator[Path]:
+    """A mount that knows nothing yet."""
+    mountpoint = place.path.parent / "again"
+    mountpoint.mkdir()
+    endpoint = server_of(place).endpoint
+    with mounted("ais://b", mountpoint, endpoint=endpoint, expected_log=MOVES_LOGGED):
+        yield mountpoint
