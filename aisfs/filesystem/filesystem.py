@@ -199,8 +199,9 @@ class FileSystem:
         known = self.snapshots.under_way(ino, offset)
         if known is not None:
             return known
+        handle = self.snapshots.handed_on(ino) if not offset else None
         try:
-            handle = await self.opendir(ino)
+            handle = handle or await self.opendir(ino)
         except (Stale, NotFound) as error:
             handle = await self._opened_anew(ino, error)
         return handle if handle.members is not None else self.snapshots.begin(ino, handle)

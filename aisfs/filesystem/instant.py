@@ -91,6 +91,15 @@ class InstantAnswers:
         view = self._folders.try_view(node)
         return self._folders.attr(view, node, ino) if view is not None else None
 
+    def knows_directory(self, ino: int) -> bool:
+        """Return whether `try_directory` would return a snapshot."""
+        node = self._nodes.get(ino)
+        if node is None or isinstance(node, FileNode):
+            return False
+        if isinstance(node, ShardNode):
+            return self._folders.try_view(node) is not None
+        return self._tree.try_children(node, ino) is not None
+
     def try_directory(self, ino: int, offset: int) -> DirectoryHandle | None:
         """Return a snapshot of a directory to read on from `offset`."""
         going_on = self._snapshots.under_way(ino, offset)

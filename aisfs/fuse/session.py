@@ -162,7 +162,7 @@ class FastPathSession:
             prepare=handlers.prepare,
             notify=notifier.forward,
             before_sleep=handlers.before_sleep,
-            list_by_inode=lambda: handlers.lists_by_inode,
+            listed_flags=handlers.listed_flags,
             negotiation=negotiation,
             observer=observer,
             on_fault=self._on_fault,
@@ -173,7 +173,7 @@ class FastPathSession:
         self._metrics.lane_times.name_of = name_of_opcode
         interruptions.reply = dispatcher.reply
         interruptions.listing_left = partial(self._listing_left, pending)
-        self._operations.lists_by_inode = lambda: handlers.lists_by_inode
+        self._operations.lists_by_inode = True
         self._filesystem.kernel = notifier
         self._metrics.before_text.append(
             partial(_count, dispatcher.answered, Counter(), self._metrics)

@@ -25,7 +25,7 @@ from aisfs.fuse.mounting.device import Device, mount_device
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.watchdog import Watchdog
 from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import InitFlag, InitReply, Opcode
+from aisfs.fuse.wire.abi import InitFlag, InitReply, Opcode, OpenFlag
 from aisfs.fuse.wire.init import Negotiation
 from tests.support.mounts import eventually
 
@@ -52,7 +52,7 @@ class Stand:
                     Opcode.READ: self.read, Opcode.OPENDIR: self.open}  # fmt: skip
         self.lane = Dispatcher(
             device.fd, ours, handlers, self.pending, undo=lambda *_: None, prepare=lambda: None,
-            notify=self.notifier.forward, before_sleep=lambda: None, list_by_inode=lambda: False,
+            notify=self.notifier.forward, before_sleep=lambda: None, listed_flags=OpenFlag(0),
             negotiation=Negotiation(
                 lambda flags: None, without=InitFlag(0), wanted=InitFlag.PARALLEL_DIROPS,
                 max_message=1 << 20, background=12,

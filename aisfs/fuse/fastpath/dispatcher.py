@@ -30,7 +30,7 @@ from aisfs.errors import AisfsError
 from aisfs.fuse.fastpath.observer import Observer
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import Opcode, name_of_opcode
+from aisfs.fuse.wire.abi import Opcode, OpenFlag, name_of_opcode
 from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import OperationTimes
 from aisfs.process.request_log import request_log
@@ -55,8 +55,8 @@ PATIENT = (Opcode.WRITE, Opcode.CREATE, Opcode.FLUSH)
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 SILENT = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
 """Requests that have no reply."""
-COUNTING = (Opcode.LOOKUP, Opcode.READDIRPLUS)
-"""Requests whose successful replies count lookups."""
+COUNTING = (Opcode.LOOKUP, Opcode.OPENDIR, Opcode.READDIRPLUS)
+"""Requests whose successful replies count lookups, or open something."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
 Buffer = bytes | bytearray | memoryview
@@ -100,7 +100,7 @@ class Dispatcher:
         prepare: Callable[[], None],
         notify: Callable[[bytes], None],
         before_sleep: Callable[[], None],
-        list_by_inode: Callable[[], bool],
+        listed_flags: OpenFlag,
         negotiation: Negotiation,
         observer: Observer,
         on_fault: Callable[[Buffer], None],
@@ -115,11 +115,11 @@ class Dispatcher:
             pyfuse: Our end of the socket pair that pyfuse3 serves.
             handlers: The handler of each opcode; called in the dispatcher.
             pending: Requests that are answered elsewhere.
-            undo: Takes back the lookups that a reply (opcode, message) counted, if the kernel rejects it.
+            undo: Takes back what a reply (opcode, message) counted or opened, if the kernel rejects it.
             prepare: Prepares the next part of a listing, after one was sent.
             notify: Hands a notification of pyfuse3 to the thread that sends it.
             before_sleep: Called in the dispatcher when there is nothing to do.
-            list_by_inode: Whether directories are read by inode, whatever their handle.
+            listed_flags: What the kernel may do with a directory that pyfuse3 opened.
             negotiation: Changes what the kernel and pyfuse3 agree on in INIT.
             observer: Told of the reads and listings that were answered here.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
@@ -138,7 +138,7 @@ class Dispatcher:
         self._notify = notify
         self._on_end: Callable[[], None] = lambda: None
         self._before_sleep = before_sleep
-        self._list_by_inode = list_by_inode
+        self._listed_flags = listed_flags
         self._negotiation = negotiation
         self._observer = observer
         self._on_fault = on_fault
@@ -324,7 +324,7 @@ class Dispatcher:
     ) -> None:
         if opcode == Opcode.INIT:
             self._negotiation.offered(message)
-        elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS) and self._list_by_inode():
+        elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
             abi.set_handle(message, nodeid, LIST_BYTES_MAX)
         self._pending.add(unique, opcode, pid)
         if self._refusing:  # checked after adding, so that `refuse` or this sees it
@@ -381,8 +381,10 @@ class Dispatcher:
             return
         if request.opcode == Opcode.INIT and not code:
             self.reply(Opcode.INIT, (self._negotiation.agreed(message),))
-        else:
-            self.reply(request.opcode, (message,))
+            return
+        if request.opcode == Opcode.OPENDIR and not code:
+            abi.set_open_flags(message, self._listed_flags)
+        self.reply(request.opcode, (message,))
 
 
 def grow(end: socket.socket) -> int:

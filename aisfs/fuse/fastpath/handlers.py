@@ -1,8 +1,8 @@
 """What the dispatcher answers: requests to which `InstantAnswers` has the answer.
 
-In a mount that is only read `open`, `opendir` and `flush` are answered with ENOSYS once; from then on
-the kernel opens and closes without a request, and keeps listings. A handle is then no more than the
-inode. What is different in a mount that can be written is in `WriteHandlers`.
+In a mount that is only read `open` and `flush` are answered with ENOSYS once; from then on the kernel
+opens and closes files without a request. A handle is then no more than the inode. What is different in
+a mount that can be written is in `WriteHandlers`.
 """
 
 import errno
@@ -19,7 +19,7 @@ from aisfs.fuse.fastpath.listing_pages import ListingPages
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
 from aisfs.fuse.fastpath.write_handlers import CHANGEABLE, WriteHandlers
 from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import InitFlag, Opcode
+from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
 from aisfs.process.threads import any_thread
 
 
@@ -48,6 +48,7 @@ class Handlers:
         """
         self._answers = answers
         self._snapshots = filesystem.snapshots
+        self._inodes = filesystem.inodes
         self._validity = filesystem.inodes.validity
         self._reads = reads
         self._interruptions = interruptions
@@ -77,6 +78,7 @@ class Handlers:
             Opcode.BATCH_FORGET: self.batch_forget,
             Opcode.OPEN: self.open,
             Opcode.OPENDIR: self.opendir,
+            Opcode.RELEASEDIR: self.releasedir,
             Opcode.FLUSH: self.flush,
             Opcode.GETXATTR: self.getxattr,
             Opcode.IOCTL: self.ioctl,
@@ -98,11 +100,6 @@ class Handlers:
         """Do what was put off."""
         if self._writes is not None:
             self._writes.before_sleep()
-
-    @property
-    def lists_by_inode(self) -> bool:
-        """Whether directories are read without a handle that says anything."""
-        return self._writes is not None or bool(self._flags & InitFlag.NO_OPENDIR_SUPPORT)
 
     # names ---------------------------------------------------------------------------------------
 
@@ -147,14 +144,8 @@ class Handlers:
 
     def open(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Make the kernel open files by itself. It refuses to write, the mount being read-only."""
-        return self._unless_needed(unique, InitFlag.NO_OPEN_SUPPORT)
-
-    def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Make the kernel open directories by itself and keep what they list."""
-        return self._unless_needed(unique, InitFlag.NO_OPENDIR_SUPPORT)
-
-    def _unless_needed(self, unique: int, flag: InitFlag) -> Reply | None:
-        return (abi.error_reply(unique, errno.ENOSYS),) if self._flags & flag else FORWARD
+        needless = self._flags & InitFlag.NO_OPEN_SUPPORT
+        return (abi.error_reply(unique, errno.ENOSYS),) if needless else FORWARD
 
     def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """There is nothing to write: the kernel need not ask at every close."""
@@ -162,13 +153,36 @@ class Handlers:
 
     # directories ---------------------------------------------------------------------------------
 
+    def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Open a directory whose listing is in memory; any other one is listed first, which READDIR
+        must not wait for (`ReaddirSnapshots`)."""
+        if not self._answers.knows_directory(nodeid):
+            return FORWARD
+        flags = OpenFlag.CACHE_DIR | OpenFlag.KEEP_CACHE
+        # In a mount that is only read, the mtime tells the kernel when to list again.
+        if self._writes is not None and self._inodes.opens_anew(nodeid):
+            flags = OpenFlag.CACHE_DIR
+        return (abi.open_reply(unique, 0, flags),)
+
+    @property
+    def listed_flags(self) -> OpenFlag:
+        """What the kernel may do with a directory that was listed while being opened."""
+        keep = OpenFlag.KEEP_CACHE if self._writes is None else OpenFlag(0)
+        return OpenFlag.CACHE_DIR | keep
+
+    def releasedir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Close a directory."""
+        self._snapshots.take(abi.handle(message))
+        return (abi.error_reply(unique, 0),)
+
     def readdirplus(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Return entries until the kernel's buffer is full."""
-        if not self.lists_by_inode:
-            return FORWARD
-        _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
-        page = self._pages.give(nodeid, offset, min(size, LIST_BYTES_MAX))
+        handle, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
+        opened = self._snapshots.take(handle) if not offset else None
+        page = self._pages.give(nodeid, offset, min(size, LIST_BYTES_MAX), opened)
         if page is None:
+            if opened is not None:
+                self._snapshots.hand_on(nodeid, opened)
             return FORWARD
         if not page.data:
             if not offset and self._writes is not None:
@@ -201,11 +215,13 @@ class Handlers:
 
     @any_thread
     def undo(self, opcode: int, reply: memoryview) -> None:
-        """Take back the lookups that a reply counted which the kernel did not take."""
+        """Take back what a reply counted or opened which the kernel did not take."""
         _, code = abi.reply_header(reply)
         if code:
             return
-        if opcode == Opcode.READDIRPLUS:
+        if opcode == Opcode.OPENDIR:
+            self._snapshots.take(abi.opened_handle(reply))
+        elif opcode == Opcode.READDIRPLUS:
             for ino in abi.listed_nodeids(reply):
                 self._forget(ino, 1)
         elif ino := abi.entry_nodeid(reply):

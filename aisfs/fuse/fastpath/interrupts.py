@@ -26,13 +26,14 @@ ASKING = frozenset(
         Opcode.STATFS,
         Opcode.GETXATTR,
         Opcode.LISTXATTR,
+        Opcode.OPENDIR,
         Opcode.READDIR,
         Opcode.READDIRPLUS,
         Opcode.ACCESS,
     }
 )
 """Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
-LISTING = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
+LISTING = frozenset({Opcode.OPENDIR, Opcode.READDIR, Opcode.READDIRPLUS})
 UNSEEN_SECONDS = 10.0
 """How long after a signal the request of a program is answered whose signals cannot be seen, since it
 is in another PID namespace. A program that handles the signal nearly always has its answer by then; one

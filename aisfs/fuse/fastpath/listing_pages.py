@@ -71,10 +71,19 @@ class ListingPages:
         self._ahead: LRUCache[tuple[int, int, int], _Ahead] = LRUCache(AHEAD_MAX)
         self._next: tuple[int, int, int] | None = None
 
-    def give(self, ino: int, offset: int, size: int) -> Page | None:
+    def give(
+        self, ino: int, offset: int, size: int, opened: DirectoryHandle | None = None
+    ) -> Page | None:
         """Return `size` bytes of entries at most and count their lookups; None when not even the first
-        entry is known."""
-        page = self._taken_ahead(ino, offset, size) or self._page(ino, offset, size)
+        entry is known.
+
+        `opened` is what was listed while the directory was being opened, if this reads it first.
+        """
+        if opened is not None:
+            self._snapshots.begin(ino, opened)
+            page = _pack(opened, offset, size)
+        else:
+            page = self._taken_ahead(ino, offset, size) or self._page(ino, offset, size)
         if page is None:
             return None
         for its_ino, its_node, count in page.counted:

@@ -43,7 +43,6 @@ class WriteHandlers:
     def __init__(self, filesystem: FileSystem, files: OpenFiles, requests: WriteRequests) -> None:
         """Answer from `files`; hand to `requests` what must wait. To be made in the trio thread."""
         self._filesystem = filesystem
-        self._inodes = filesystem.inodes
         self._files = files
         self._requests = requests
         self._token = trio.lowlevel.current_trio_token()
@@ -55,14 +54,12 @@ class WriteHandlers:
         """The handler of each request that is answered here."""
         return {
             Opcode.OPEN: self.open,
-            Opcode.OPENDIR: self.opendir,
             Opcode.FLUSH: self.flush,
             Opcode.CREATE: self.create,
             Opcode.WRITE: self.write,
             Opcode.RELEASE: self.release,
             Opcode.FSYNC: self.fsync,
             Opcode.FALLOCATE: self.fallocate,
-            Opcode.RELEASEDIR: self.releasedir,
         }
 
     def initialise(self, flags: InitFlag) -> None:
@@ -154,19 +151,6 @@ class WriteHandlers:
     def before_sleep(self) -> None:
         """Wake the trio thread for what was handed over since the last time."""
         self._requests.tell()
-
-    # directories ---------------------------------------------------------------------------------
-
-    def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Open a directory; without KEEP_CACHE the kernel drops what it listed before."""
-        flags = OpenFlag.CACHE_DIR
-        if not self._inodes.opens_anew(nodeid):
-            flags |= OpenFlag.KEEP_CACHE
-        return (abi.open_reply(unique, 0, flags),)
-
-    def releasedir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Close a directory."""
-        return (abi.error_reply(unique, 0),)
 
     # lookup counts -------------------------------------------------------------------------------
 

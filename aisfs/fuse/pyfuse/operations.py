@@ -87,8 +87,8 @@ class Operations(pyfuse3.Operations):
         self.handles = HandleTable()
         self.before_each: Callable[[], None] = lambda: None
         """Does what the kernel asked before and pyfuse3 does not see."""
-        self.lists_by_inode: Callable[[], bool] = lambda: False
-        """Whether directories come without a handle, as their inode: the fast path sees to that."""
+        self.lists_by_inode = False
+        """Whether directories are read by inode: the fast path sees to that."""
         self._listings: set[trio.CancelScope] = set()
         """Of the tasks that list a directory for a request."""
         self._callers: dict[trio.CancelScope, int] = {}
@@ -153,12 +153,17 @@ class Operations(pyfuse3.Operations):
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory: list it."""
+        if self.lists_by_inode:
+            handle = await self._unless_all_left(self._filesystem.opendir(inode))
+            # A directory in a shard is in memory from now on.
+            number = self._filesystem.snapshots.open(handle) if handle.members is None else 0
+            return FileHandleT(number)
         return self._keep(await self._unless_left(ctx, self._filesystem.opendir(inode)))
 
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Pack entries until the kernel's buffer is full."""
-        if self.lists_by_inode():
+        if self.lists_by_inode:
             await self._readdir_by_inode(InodeT(fh), start_id, token)
             return
         handle = self.handles[fh]
@@ -166,15 +171,17 @@ class Operations(pyfuse3.Operations):
         self._give_entries(handle, start_id, token)
 
     async def _readdir_by_inode(self, ino: InodeT, start_id: int, token: ReaddirToken) -> None:
+        handle = await self._unless_all_left(self._filesystem.directory(ino, start_id))
+        if not self._give_entries(handle, start_id, token):
+            self._filesystem.snapshots.end(ino)
+
+    async def _unless_all_left(self, work: Awaitable[ResultT]) -> ResultT:
         with trio.CancelScope() as scope:
             self._listings.add(scope)
             try:
-                handle = await self._filesystem.directory(ino, start_id)
+                return await work
             finally:
                 self._listings.discard(scope)
-            if not self._give_entries(handle, start_id, token):
-                self._filesystem.snapshots.end(ino)
-            return
         raise FUSEError(errno.EINTR)
 
     def end_listings(self) -> None:
@@ -186,7 +193,7 @@ class Operations(pyfuse3.Operations):
         """Pack entries until the buffer is full; returns whether there was any, or `.` in place of none."""
         some = False
         entries = handle.entries(start_id)
-        if not start_id and self.lists_by_inode():
+        if not start_id and self.lists_by_inode:
             entries = islice(entries, FIRST_ENTRIES)
         for offset, entry, node in entries:
             packed = entry_attributes(entry)
@@ -309,7 +316,7 @@ class Operations(pyfuse3.Operations):
         first, second = (*arguments, None, None)[:2]
         if not isinstance(first, int):
             return "the mount"
-        if operation in BY_HANDLE and not (operation == "readdir" and self.lists_by_inode()):
+        if operation in BY_HANDLE and not (operation == "readdir" and self.lists_by_inode):
             return self.handles.describe(first, self._filesystem.describe)
         name = second if isinstance(second, bytes) and operation not in BY_ATTRIBUTE else b""
         return self._filesystem.describe(first) + os.fsdecode(name)

@@ -85,8 +85,6 @@ class InitFlag(IntFlag):
     NO_OPEN_SUPPORT = 1 << 17
     """The kernel understands ENOSYS to OPEN."""
     PARALLEL_DIROPS = 1 << 18
-    NO_OPENDIR_SUPPORT = 1 << 24
-    """The kernel understands ENOSYS to OPENDIR, and keeps listings then."""
     HANDLE_KILLPRIV_V2 = 1 << 28
     """Changes take setuid and setgid away here. The kernel need not ask before each write whether a
     file has capabilities, but once."""
@@ -271,6 +269,17 @@ def data_header(unique: int, size: int) -> bytes:
 def open_reply(unique: int, handle: int, flags: OpenFlag) -> bytes:
     """Answer OPEN or OPENDIR with the handle that requests about it shall carry."""
     return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, handle, flags, 0)
+
+
+def opened_handle(message: memoryview) -> int:
+    """Return the handle in a successful reply to OPEN or OPENDIR."""
+    return int(_OPEN_OUT.unpack_from(message)[3])
+
+
+def set_open_flags(message: memoryview, flags: OpenFlag) -> None:
+    """Change the flags of a successful reply to OPEN or OPENDIR in place."""
+    *before, _, padding = _OPEN_OUT.unpack_from(message)
+    _OPEN_OUT.pack_into(message, 0, *before, flags, padding)
 
 
 def create_reply(

@@ -12,6 +12,7 @@ import pytest
 from aisfs.fuse.fastpath.dispatcher import Dispatcher
 from aisfs.fuse.fastpath.observer import NullObserver
 from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.wire.abi import OpenFlag
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def ends() -> Iterator[tuple[Dispatcher, int]]:
     unused: Any = None
     dispatcher = Dispatcher(
         reader, ours, {}, Pending(), undo=unused, prepare=unused, notify=unused,
-        before_sleep=lambda: None, list_by_inode=unused, negotiation=unused,
+        before_sleep=lambda: None, listed_flags=OpenFlag(0), negotiation=unused,
         observer=NullObserver(), on_fault=unused, spin=60,
     )  # fmt: skip
     yield dispatcher, writer

@@ -16,7 +16,6 @@ from aisfs.filesystem.instant import InstantAnswers
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.listing_pages import AHEAD_SECONDS
 from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import InitFlag
 from tests.filesystem.user import BUCKET, build, new_store
 
 KEYS = ["a", "b" * 255, "c.tar", "c.tar.d", "d/e", "f.tar", "g.tgz/h", "i.zip", "j", "k.tar", "l"]
@@ -27,9 +26,7 @@ LEAST = 408
 
 def answers_of(filesystem: FileSystem) -> Handlers:
     known = InstantAnswers(filesystem, filesystem._reader)
-    answers = Handlers(known, filesystem, None, None, negative_timeout=lambda: 1.0)
-    answers.initialise(InitFlag.NO_OPENDIR_SUPPORT)
-    return answers
+    return Handlers(known, filesystem, None, None, negative_timeout=lambda: 1.0)
 
 
 def replies(answers: Handlers, size: int) -> Iterator[memoryview]:
