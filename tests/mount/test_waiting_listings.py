@@ -61,7 +61,6 @@ def act(script: str, *arguments: object) -> str:
 
 READ = "import sys; print(open(sys.argv[1]).read(), end='')"
 WRITE = "import sys; open(sys.argv[1], sys.argv[2]).write('new\\n')"
-OPEN_OR_CREATE = "import os, sys; os.close(os.open(sys.argv[1], os.O_RDONLY | os.O_CREAT))"
 
 
 def refresh(mount: Mount) -> None:
@@ -89,20 +88,3 @@ def test_writable(server: RunningServer, tmp_path: Path, mountpoint: Path):
             assert act(READ, folder / NAMES[0]) == f"{NAMES[0]} old\nnew\n"
             assert act(READ, folder / NAMES[1]) == "new\n"
             assert act(READ, folder / NAMES[2]) == f"{NAMES[2]} old\n"
-
-
-def test_read_only(server: RunningServer, tmp_path: Path, mountpoint: Path):
-    with mounted(
-        "ais://b",
-        mountpoint,
-        endpoint=server.endpoint,
-        options=FRESH,
-        expected_log=MOVES_LOGGED,
-    ) as mount:
-        folder = mountpoint / "d"
-        assert os.stat(folder / NAMES[0]).st_size == len(b"f0 old\n")
-        with waiting_listing(server, folder):
-            refresh(mount)
-            act(OPEN_OR_CREATE, folder / NAMES[3])
-            assert act(READ, folder / NAMES[0]) == f"{NAMES[0]} old\n"
-            assert act(READ, folder / NAMES[4]) == f"{NAMES[4]} old\n"

@@ -68,7 +68,9 @@ def test_packed_shards_can_be_read(server: RunningServer, tmp_path: Path):
     words = ("--class-to", "cls", "--max-count", "4", "--endpoint", server.endpoint)
     assert aisfs("pack", files, shards, *words).returncode == 0
     bucket = Client(server.endpoint).bucket("packed")
-    with pytest.raises(tarfile.TarError):  # of the names of the classes, which are an object beside the shards
+    with pytest.raises(
+        tarfile.TarError
+    ):  # of the names of the classes, which are an object beside the shards
         seen(bucket)
     objects, samples, listed = seen(bucket, "s-")
     assert listed == ["classes.txt", *(f"s-0{number}.tar" for number in range(3))]

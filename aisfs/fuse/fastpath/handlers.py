@@ -1,8 +1,8 @@
 """What the dispatcher answers: requests to which `InstantAnswers` has the answer.
 
-In a mount that is only read `open` and `flush` are answered with ENOSYS once; from then on the kernel
-opens and closes files without a request. A handle is then no more than the inode. What is different in
-a mount that can be written is in `WriteHandlers`.
+In a mount that is only read `open`, `opendir` and `flush` are answered with ENOSYS once; from then on
+the kernel opens and closes without a request, and keeps listings. A handle is then no more than the
+inode. What is different in a mount that can be written is in `WriteHandlers`.
 """
 
 import errno
@@ -144,8 +144,10 @@ class Handlers:
 
     def open(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Make the kernel open files by itself. It refuses to write, the mount being read-only."""
-        needless = self._flags & InitFlag.NO_OPEN_SUPPORT
-        return (abi.error_reply(unique, errno.ENOSYS),) if needless else FORWARD
+        return self._unless_needed(unique, InitFlag.NO_OPEN_SUPPORT)
+
+    def _unless_needed(self, unique: int, flag: InitFlag) -> Reply | None:
+        return (abi.error_reply(unique, errno.ENOSYS),) if self._flags & flag else FORWARD
 
     def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """There is nothing to write: the kernel need not ask at every close."""
@@ -155,7 +157,12 @@ class Handlers:
 
     def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Open a directory whose listing is in memory; any other one is listed first, which READDIR
-        must not wait for (`ReaddirSnapshots`)."""
+        must not wait for (`ReaddirSnapshots`).
+
+        In a mount that is only read, make the kernel open directories by itself and keep what they list.
+        """
+        if self._writes is None and self._flags & InitFlag.NO_OPENDIR_SUPPORT:
+            return self._unless_needed(unique, InitFlag.NO_OPENDIR_SUPPORT)
         if not self._answers.knows_directory(nodeid):
             return FORWARD
         flags = OpenFlag.CACHE_DIR | OpenFlag.KEEP_CACHE

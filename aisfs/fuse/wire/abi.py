@@ -84,6 +84,8 @@ class InitFlag(IntFlag):
     DO_READDIRPLUS = 1 << 13
     NO_OPEN_SUPPORT = 1 << 17
     """The kernel understands ENOSYS to OPEN."""
+    NO_OPENDIR_SUPPORT = 1 << 24
+    """The kernel understands ENOSYS to OPENDIR, and keeps listings then."""
     PARALLEL_DIROPS = 1 << 18
     HANDLE_KILLPRIV_V2 = 1 << 28
     """Changes take setuid and setgid away here. The kernel need not ask before each write whether a
