@@ -64,7 +64,11 @@ class Mount:
 def mount_options() -> frozenset[str]:
     """Give the long options that `aisfs mount` of this version knows."""
     done = subprocess.run(
-        [*COMMAND, "mount", "--help"], check=False, capture_output=True, text=True, cwd=REPOSITORY
+        [*COMMAND, "mount", "--help-all"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
     )
     return frozenset(re.findall(r"(?<!\S)--[a-z][a-z-]+", done.stdout))
 

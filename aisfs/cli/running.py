@@ -46,5 +46,6 @@ def print_parts(*parts: "RenderableType") -> None:
         return
     with console.capture() as captured:
         console.print(*parts, sep="\n")
-    for line in captured.get().rstrip("\n").split("\n"):
-        click.echo(line.rstrip())  # the last column is as wide as its widest cell
+    # The last column is as wide as its widest cell. All at once: `head` may close the pipe after some lines.
+    lines = captured.get().rstrip("\n").split("\n")
+    click.echo("\n".join(line.rstrip() for line in lines))

@@ -64,7 +64,7 @@ _ORDINARY = (NotFound, AlreadyExists, Stale, NoRanges)
 """Errors that are answers."""
 _WORTH_SHOWING = 1 << 20
 """Bytes of an upload that somebody may want to look at while it is under way."""
-_AGAIN_SECONDS = 1.0
+_AGAIN_SECONDS = 0.2
 """So long the same question fails at once after one that ran into its deadline. The kernel looks a name up
 twice, and reads a page twice, if the first answer is an error: a program would wait two deadlines for its own."""
 

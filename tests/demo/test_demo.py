@@ -208,7 +208,7 @@ def test_shows_what_a_web_server_has(place, tmp_path):
     assert len(re.findall(r"^[0-9a-f]{32}  mnt/samples-00/sample_0000", done.stdout, re.M)) == 3
     assert "Everything is cleaned up." in done.stdout
     assert refused.returncode
-    assert "no such directory" in refused.stderr
+    assert "nothing is below it" in refused.stderr
     assert place.left() == []
 
 

@@ -8,6 +8,7 @@
 | `whole` | Python's web server, which knows no ranges | a proxy |
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class FaultyStore:
             assert all(self.server.struck()), "a fault was never met"
         finally:
             self.server.faults([])
+            time.sleep(0.3)  # what has just failed is not asked again at once
 
     @contextmanager
     def gone(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from demo.vision import ImageFolder
+from torchvision.datasets import ImageFolder
 
 from tests.mount.content import put
 from tests.mount.datasets import encode, sample, tree

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from aisfs.app.watching.refresh import refresh as refresh_mount
-from aisfs.cli.configuring.profiles import mountpoint_of
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory
 
@@ -20,6 +19,8 @@ def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
     relative PATH begins at MNT; of a file, all of its directory is refreshed. Of a dataset, the shards
     are found again.
     """
+    from aisfs.cli.configuring.profiles import mountpoint_of
+
     # Not click.Paths, which would stat them: the daemon may hang.
     names = refresh_mount(mountpoint_of(mountpoint), [Path(path) for path in paths])
     click.echo(f"{names:,} names will be looked up again")

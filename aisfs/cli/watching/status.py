@@ -16,7 +16,6 @@ from aisfs.app.display.units import duration_text, size_text
 from aisfs.app.watching.asking import Asker
 from aisfs.app.watching.mounts import BROKEN, MountState, State, find_mounts
 from aisfs.app.watching.status import MountReport, read_report
-from aisfs.cli.configuring.profiles import mountpoint_of
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory
@@ -105,6 +104,8 @@ def status(
         else:
             _print_lines(_listed(mounts))
         return Exit.MOUNTPOINT if any(mount.state in BROKEN for mount in mounts) else Exit.OK
+    from aisfs.cli.configuring.profiles import mountpoint_of
+
     # Not a click.Path, which would stat it: the daemon may hang.
     report = read_report(mountpoint_of(mountpoint), fastpath=fastpath_stats or lane_stats)
     if as_json:
@@ -134,6 +135,8 @@ def top(mountpoint: str | None, interval: float) -> None:
 
 def _watch(mountpoint: str | None, interval: float) -> None:
     """Show it until Ctrl-C, which raises click.Abort."""
+    from aisfs.cli.configuring.profiles import mountpoint_of
+
     shown = False
 
     def look(asker: Asker) -> list[RenderableType]:
