@@ -34,7 +34,7 @@ def asks_for_pages(server: RunningServer) -> int:
 @contextmanager
 def waiting_listing(server: RunningServer, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start `ls`, which waits until the cluster has moved its data."""
-    server.move(cause="maintenance", moving=None)
+    server.move(cause="maintenance", moving=None, share=0.0)
     before = asks_for_pages(server)
     ls = subprocess.Popen(["ls", folder], stdout=subprocess.PIPE)
     try:

@@ -164,7 +164,7 @@ def test_refusals(secure: WebServer, mountpoint: Path, words: list[str], code: i
 def test_nothing_there(plain: WebServer, mountpoint: Path):
     for source, said in (
         (f"{plain.url}/data/y-{{0..3}}.tar", "no shard"),
-        (f"{plain.url}/nowhere/", "no such directory"),
+        (f"{plain.url}/nowhere/", "nothing is below it"),
         ("http://127.0.0.1:9/x.tar", "connection failed"),
     ):
         with pytest.raises(MountFailedError) as caught, mounted(source, mountpoint):
