@@ -161,6 +161,15 @@ class Creator:
             await self._open_files.release(opened)
         return structs.replace(entry, attr=self._inodes.written_attr(file))
 
+    async def _check_free(self, where: DirectoryNode, parent: int, name: bytes) -> None:
+        """Make sure that a name is free, by the word of the store where that may be asked; see `_asks`."""
+        if self._asks(where, os.O_EXCL):
+            found = await self._tree.find_to_make(where, parent, name)
+        else:
+            found = await self._tree.find(where, parent, name)
+        if found is not None:
+            raise AlreadyExists(f"{where.bucket}/{keys.child_key(where.prefix, name)} exists")
+
     async def _free_name(self, parent: int, name: bytes) -> tuple[DirectoryNode, str]:
         """Return directory and key of a name that is free, by the word of the store."""
         while True:
@@ -169,12 +178,7 @@ class Creator:
                 raise NotPermitted("a new member of a shard is made by writing it")
             where = writable_directory(node)
             key = new_key(where, name)
-            if self._asks(where, os.O_EXCL):
-                found = await self._tree.find_to_make(where, parent, name)
-            else:
-                found = await self._tree.find(where, parent, name)
-            if found is not None:
-                raise AlreadyExists(f"{where.bucket}/{key} exists")
+            await self._check_free(where, parent, name)
             if self._filesystem.stands(where, parent):
                 return where, key
 
@@ -340,12 +344,7 @@ class Creator:
             return self._inodes.counted(made)
         where = writable_directory(node)
         key = new_key(where, name)
-        if self._asks(where, os.O_EXCL):
-            found = await self._tree.find_to_make(where, parent, name)
-        else:
-            found = await self._tree.find(where, parent, name)
-        if found is not None:
-            raise AlreadyExists(f"{where.bucket}/{key} exists")
+        await self._check_free(where, parent, name)
         attributes = self._inodes.directory_attributes
         shard = self._shard_of(name)
         if shard is not None:
