@@ -64,9 +64,10 @@ _ORDINARY = (NotFound, AlreadyExists, Stale, NoRanges)
 """Errors that are answers."""
 _WORTH_SHOWING = 1 << 20
 """Bytes of an upload that somebody may want to look at while it is under way."""
-_AGAIN_SECONDS = 0.2
-"""So long the same question fails at once after one that ran into its deadline. The kernel looks a name up
-twice, and reads a page twice, if the first answer is an error: a program would wait two deadlines for its own."""
+_REPEAT_SECONDS = 0.1
+"""The kernel asks for a name or a page a second time if the first answer is an error, and a batch or a
+stream that fails is followed by single reads: a program would wait two deadlines for its own. So long
+after a deadline has passed such a repeat fails at once, and only it: the next question asks the store."""
 
 
 def _call(
@@ -83,7 +84,7 @@ def _call(
         method: The method, as `WritableStore` declares it; its name is the one in metrics.
         once: Make one attempt only, since the caller does without when it fails.
         cut: Cancel the attempt that is under way at the deadline.
-        reads: Do not ask again at once after a deadline has passed; see `_AGAIN_SECONDS`.
+        reads: Do not ask for the kernel's repeat after a deadline has passed; see `_REPEAT_SECONDS`.
         counted_as: Its name in metrics, if not its own.
     """
     name = method.__name__
@@ -142,9 +143,9 @@ class CallPipeline:
         self._retrier = Retrier(
             deadline=deadline, rng=rng, on_retry=self._metrics.store_retries.inc
         )
-        self._again_seconds = min(_AGAIN_SECONDS, deadline)
-        self._unanswered: dict[tuple[str, str], float] = {}
-        """Until when a question (call, subject) is not asked again."""
+        self._repeat_seconds = min(_REPEAT_SECONDS, deadline)
+        self._unanswered: dict[tuple[str, str], tuple[float, int]] = {}
+        """Until when, and how often yet, a question (call, subject) is a repeat."""
 
     list_buckets = _call(WritableStore.list_buckets, reads=True)
     list_page = _call(WritableStore.list_page, reads=True)
@@ -178,7 +179,7 @@ class CallPipeline:
     ) -> list[bool]:
         """See `ObjectStore`; tried once, since what is missing can be read singly."""
         await self._wait_for_turn(sum(len(buffer) for _, buffer in wanted))
-        with self._not_at_once(_reading(bucket, info) for info, _ in wanted):
+        with self._not_at_once((_reading(bucket, info) for info, _ in wanted), repeats=2):
             filled = await self._read_many(bucket, wanted)
         done = sum(info.size for (info, _), one in zip(wanted, filled, strict=True) if one)
         self._metrics.bytes_fetched.inc(done)
@@ -189,7 +190,7 @@ class CallPipeline:
     ) -> list[bool]:
         """See `ObjectStore`; tried once, since what is missing can be read singly."""
         await self._wait_for_turn(sum(len(buffer) for _, _, buffer in wanted))
-        with self._not_at_once({_reading(bucket, info) for info, *_ in wanted}):
+        with self._not_at_once({_reading(bucket, info) for info, *_ in wanted}, repeats=2):
             filled = await self._read_ranges(bucket, wanted)
         done = sum(len(buffer) for (_, _, buffer), one in zip(wanted, filled, strict=True) if one)
         self._metrics.bytes_fetched.inc(done)
@@ -210,7 +211,10 @@ class CallPipeline:
                     raise
                 log.info("%s: resumed at %d: %s", subject, counted.taken, error)
 
-        with self._timed("stream", subject), self._not_at_once([_reading(bucket, expected)]):
+        with (
+            self._timed("stream", subject),
+            self._not_at_once([_reading(bucket, expected)], repeats=2),
+        ):
             try:
                 if bucket not in self._whole and self._downloads is None:  # ranges wait for turns
                     await self._retrier.run(subject, attempt, final=lambda: counted.failed)
@@ -349,11 +353,21 @@ class CallPipeline:
         await self._inner.aclose()
 
     @contextmanager
-    def _not_at_once(self, questions: Iterable[tuple[str, str]]) -> Iterator[None]:
-        """Ask the store, unless one of these questions (call, subject) has just run into its deadline."""
+    def _not_at_once(
+        self, questions: Iterable[tuple[str, str]], repeats: int = 1
+    ) -> Iterator[None]:
+        """Ask the store, unless this repeats a question that has just run into its deadline.
+
+        Args:
+            questions: What is asked, as (call, subject).
+            repeats: How often each is asked once more if this runs into its deadline.
+        """
         asked, now = list(questions), trio.current_time()
         for question in asked:
-            if self._unanswered.get(question, -math.inf) > now:
+            until, left = self._unanswered.pop(question, (-math.inf, 0))
+            if until > now:
+                if left > 1:
+                    self._unanswered[question] = until, left - 1
                 raise DeadlineExceeded(
                     f"{question[1]}: no answer a moment ago, not asked again yet"
                 )
@@ -361,8 +375,8 @@ class CallPipeline:
             yield
         except DeadlineExceeded:
             now = trio.current_time()
-            still = {question: until for question, until in self._unanswered.items() if until > now}
-            self._unanswered = still | dict.fromkeys(asked, now + self._again_seconds)
+            still = {one: state for one, state in self._unanswered.items() if state[0] > now}
+            self._unanswered = still | dict.fromkeys(asked, (now + self._repeat_seconds, repeats))
             raise
 
     @contextmanager

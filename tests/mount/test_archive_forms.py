@@ -1,6 +1,7 @@
 """Archives of every form, opened as folders: the bytes are those that the libraries unpack."""
 
 import errno
+import functools
 import hashlib
 import io
 import os
@@ -54,6 +55,7 @@ for _ in range(rounds):
 """
 
 
+@functools.cache
 def archives() -> dict[str, bytes]:
     found = {f"small.{suffix}": make(suffix, MEMBERS) for suffix in SUFFIXES}
     found |= {f"large.{suffix}": make(suffix, LARGE) for suffix in ("tgz", "tar.zst", "zip")}

@@ -418,7 +418,10 @@ def test_a_fault_ahead_of_the_close_is_nobodys_error(
         )
         assert place.server is not None
         place.server.faults([{**fault, "times": 1, "match": match}])
-        (place.path / "f").write_bytes(CONTENT)
+        descriptor = os.open(place.path / "f", os.O_WRONLY | os.O_CREAT)
+        write(descriptor, CONTENT)
+        assert eventually(lambda: place.server.struck() == [1])
+        os.close(descriptor)
         assert place.fetched("f") == CONTENT
         left = place.uploads()
         assert left == [] or (what == "start" and fault["action"] == "truncate"), "its id got lost"

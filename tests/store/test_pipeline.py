@@ -157,8 +157,9 @@ async def test_a_call_that_hangs_ends_at_the_deadline(autojump_clock):
     assert trio.current_time() - started == 30
 
 
-async def test_what_ran_into_its_deadline_is_not_asked_again_at_once(autojump_clock):
-    """The kernel asks a second time after an error; the program is to wait for one deadline only."""
+async def test_the_kernels_repeat_of_what_ran_into_its_deadline_fails_at_once(autojump_clock):
+    """The kernel asks a second time after an error; the program is to wait for one deadline only,
+    and its next question, which may come at once, is a new one."""
     memory, store = stores(Failing(delay=1e6), deadline=30)
     info = memory.put(B, "k", b"12345")
     buffer = memoryview(bytearray(5))
@@ -174,12 +175,24 @@ async def test_what_ran_into_its_deadline_is_not_asked_again_at_once(autojump_cl
         with pytest.raises(DeadlineExceeded, match="not asked again yet"):
             await ask()
         assert trio.current_time() == began
+        with pytest.raises(DeadlineExceeded, match="given up after 30 s"):
+            await ask()
     with pytest.raises(DeadlineExceeded, match="given up after 30 s"):
         await store.head(B, "other")
     memory.hook = None
     await trio.sleep(1.01)
     for ask in questions:
         await ask()
+
+
+async def test_a_question_after_the_repeat_is_answered(autojump_clock):
+    memory, store = stores(Failing(delay=1e6), deadline=30)
+    memory.put(B, "k", b"12345")
+    for said in ("given up after 30 s", "not asked again yet"):
+        with pytest.raises(DeadlineExceeded, match=said):
+            await store.head(B, "k")
+    memory.hook = None
+    assert (await store.head(B, "k")).size == 5
 
 
 async def test_a_batch_that_ran_into_its_deadline_is_not_followed_by_single_reads(autojump_clock):
