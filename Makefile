@@ -7,13 +7,15 @@ DATA ?=
 SOURCE ?=
 KEEP ?=
 ARGS ?=
+# Most tests wait for processes: more of them than there are cores.
+PARALLEL := --numprocesses 6 --dist loadfile --no-loadscope-reorder
 # Images of containers set it; the thousands of processes of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup data demo test check fix bench torture dist bundle deb packages image clean
+.PHONY: help setup data demo test test-all check fix bench torture dist bundle deb packages image clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/ready  ## system packages and the virtual environment
 
@@ -40,8 +42,11 @@ demo: data .venv/torch  ## mount an embedded server's shards, look around, train
 	@scripts/setup-azurite
 	@touch $@
 
-test: .venv/programs .venv/azurite/ready  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
-	@$(BIN)/pytest --numprocesses 8 --dist loadfile --no-loadscope-reorder
+test: .venv/programs .venv/azurite/ready  ## the tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
+	@$(BIN)/pytest $(PARALLEL)
+
+test-all: .venv/programs .venv/azurite/ready  ## the server's own tests, foreign programs, clouds and recipes too, all mount tests with and without the fast path
+	@$(BIN)/pytest $(PARALLEL) --all --both-ways
 
 check: .venv/ready  ## lint, format, types, layers
 	@$(BIN)/ruff check --quiet .

@@ -1,6 +1,7 @@
 """Options of the test run."""
 
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,10 +25,28 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 STRESS_MINUTES = 1 / 6
-LONG = (
+LATER = (
+    "tests/bench",
     "tests/docs/test_recipes.py",
+    "tests/mount/test_clouds.py",
+    "tests/programs",
+    "tests/server/s3",
+    "tests/server/test_attached.py",
+    "tests/server/test_bucket_jobs.py",
+    "tests/server/test_hostile_clients.py",
+    "tests/server/test_jobs.py",
+    "tests/server/test_paging.py",
+    "tests/server/test_refusals.py",
+    "tests/server/test_targets.py",
+    "tests/torture",
+)
+"""What `make test-all` adds: tests of the embedded server and of the tools of this repository, which a
+change elsewhere does not break, and foreign programs and clouds on mounts. Here go whole files only.
+`make test` keeps the server's traps and the contracts of all stores."""
+LONG = (
     "tests/demo/",
     "tests/programs/",
+    "tests/docs/test_recipes.py",
     "tests/mount/test_writing_model.py",
     "tests/mount/test_cache_epochs.py",
     "tests/pack/test_commands.py",
@@ -47,15 +66,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long tests/mount/test_stress.py reads, in minutes [10 seconds]",
     )
     parser.addoption(
+        "--all",
+        action="store_true",
+        help="run what tests/conftest.py keeps for later, too: the server's own tests, programs, clouds, recipes",
+    )
+    parser.addoption(
         "--both-ways",
         action="store_true",
-        help="run all of tests/mount with and without the fast path, not only what the fast path changes",
+        help="run all of tests/mount with and without the fast path, not only the modules that say BOTH_WAYS",
     )
     parser.addoption(
         "--moving-data",
         action="store_true",
         help="let the embedded server move data at the start of each test that writes: a quarter of a minute more each",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Keep for later what neither `--all` nor a path on the command line asks for."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    if path not in LATER or config.getoption("all"):
+        return None
+    asked = [argument.partition("::")[0].rstrip("/") for argument in config.args]
+    named = any(one == path or one.startswith(f"{path}/") for one in asked)
+    return None if named else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,49 +13,6 @@ from tests.mount.cache_tools import big_directory
 from tests.support.mounts import mounting
 from tests.support.servers import RunningServer, running_server
 
-ONCE = (
-    "test_archive_forms",
-    "test_cache_",
-    "test_class_",
-    "test_clouds",
-    "test_connections",
-    "test_dataset_",
-    "test_doctor",
-    "test_faults",
-    "test_index_command",
-    "test_inspect",
-    "test_join",
-    "test_listings_kept",
-    "test_local_source",
-    "test_many_objects",
-    "test_memory",
-    "test_metrics_endpoint",
-    "test_mount_errors",
-    "test_mount_start",
-    "test_names",
-    "test_other_user",
-    "test_outages",
-    "test_push",
-    "test_recover",
-    "test_recursive",
-    "test_refresh",
-    "test_scan",
-    "test_shard_modes",
-    "test_status",
-    "test_stress",
-    "test_tools",
-    "test_tuning",
-    "test_virtual_",
-    "test_warm",
-    "test_web_",
-    "test_ways_to_read",
-    "test_writing_faults",
-    "test_writing_programs",
-)
-"""What lies below the fast path or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
-OF_THE_FAST_PATH = "test_writing_fastpath"
-"""What asserts who answered."""
-
 
 @pytest.fixture(autouse=True, scope="session")
 def _data_moves(request: pytest.FixtureRequest) -> None:
@@ -68,11 +25,13 @@ def _fuse_is_there():
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
-    """Run tests that mount twice: what a user sees must not depend on the fast path."""
+    """Let modules that say `BOTH_WAYS` mount without the fast path, too: a user must see no difference."""
     if any(hasattr(metafunc.module, name) for name in ("mounted", "writable", "faulty_store")):
-        name = metafunc.module.__name__.rpartition(".")[2]
-        once = name.startswith(ONCE) and not metafunc.config.getoption("both_ways")
-        modes = ["fastpath"] if once or name == OF_THE_FAST_PATH else ["fastpath", "no-fastpath"]
+        says_both = getattr(metafunc.module, "BOTH_WAYS", False)
+        both = says_both or metafunc.config.getoption("both_ways")
+        if metafunc.module.__name__.endswith("test_writing_fastpath"):
+            both = False  # it asserts which of the two answered
+        modes = ["fastpath", "no-fastpath"] if both else ["fastpath"]
         metafunc.parametrize("fastpath", modes, indirect=True, scope="module")
 
 

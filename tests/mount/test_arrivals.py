@@ -12,6 +12,7 @@ from tests.mount.odd_server import BUCKET, serving_keys
 from tests.support.mounts import Mount, mounted
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 MIB = 1 << 20
 HELD_FROM = 3 * MIB

@@ -14,6 +14,7 @@ from tests.support.servers import RunningServer, running_server
 from tests.support.tars import END, entry
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+BOTH_WAYS = True
 
 FILES = {"a.txt": b"a", "dir/b.txt": b"b", "dir/c.txt": b"c"}
 GONE = {"tcode": "ErrBckNotFound", "message": 'bucket "ais://b" does not exist', "status": 404}

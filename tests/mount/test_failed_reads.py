@@ -9,6 +9,7 @@ from tests.support.mounts import mounted
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 MIB = 1 << 20
 

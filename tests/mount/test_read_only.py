@@ -13,6 +13,7 @@ from tests.support.mounts import Mount, mounted, run
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from tests.support.mounts import COMMAND_LIMIT, Mount, mounted, python, succeed
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 BIG = (20 << 20) + 12_345
 EDGES = (0, 1, 511, 512, 4095, 4096, 4097, 131_071, 131_072, 131_073, 1 << 20, (1 << 20) + 1)

@@ -13,6 +13,7 @@ from tests.support.mounts import Mount, environment, mounted, python, run, succe
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 PETS = {
     "readme.txt": b"hello\n",

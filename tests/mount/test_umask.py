@@ -12,6 +12,7 @@ from tests.support.mounts import eventually, mounted
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tests.mount.writable import Writable, writable
 from tests.support.mounts import eventually, python
 
 pytestmark = pytest.mark.mount
+BOTH_WAYS = True
 
 
 @pytest.fixture(scope="module", params=["ais", "directory"])

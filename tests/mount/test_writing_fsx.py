@@ -11,6 +11,7 @@ from tests.mount.writable import Writable, writable
 from tests.support.mounts import python
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1800)]
+BOTH_WAYS = True
 
 OPERATIONS = int(os.environ.get("AISFS_FSX_OPERATIONS", "1500"))
 LARGEST = 300_000

@@ -15,6 +15,7 @@ from tests.support.mounts import aisfs
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1200)]
+BOTH_WAYS = True
 
 EXAMPLES = int(os.environ.get("AISFS_MODEL_EXAMPLES", "9"))
 FILES = ["f0", "f1", "f2"]
