@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 STRESS_MINUTES = 1 / 6
 LATER = (
     "tests/bench",
+    "tests/demo/test_endings.py",
     "tests/docs/test_recipes.py",
     "tests/mount/test_clouds.py",
     "tests/programs",

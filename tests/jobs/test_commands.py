@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from webdataset.tariterators import group_by_keys
 
 from tests.support.mounts import environment
 from tests.support.preloaded import Preloader
@@ -131,6 +130,8 @@ def until(condition: Callable[[], Any]) -> Any:
 
 def samples(path: Path) -> list[dict[str, Any]]:
     """Give the samples of a shard as webdataset groups its members."""
+    from webdataset.tariterators import group_by_keys  # torch: 3 s of each worker
+
     with tarfile.open(path) as tar:
         members = [{"fname": m.name, "data": tar.extractfile(m).read(), "__url__": ""} for m in tar]
     return [

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import ImageFolder
 
 from aisfs.cli.exits import Exit
 from tests.mount.content import delete, put
@@ -87,6 +86,8 @@ def pet_mount(
 
 def test_all_pictures_of_samples_with_marked_labels(server: RunningServer, mountpoint: Path):
     """Labels as Windows editors save them, with two pictures each."""
+    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
+
     samples = [
         sample(f"s{n}", "", left_jpg=jpeg(n), right_jpg=jpeg(n + 9)) | {"cls": f"\ufeffkind{n}\r\n"}
         for n in range(2)
@@ -108,6 +109,8 @@ def test_all_pictures_of_samples_with_marked_labels(server: RunningServer, mount
 
 
 def test_image_folder_sees_what_it_sees_unpacked(pet_mount: Mount, unpacked: Path):
+    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
+
     ours, theirs = ImageFolder(pet_mount.path), ImageFolder(unpacked)
     assert ours.classes == theirs.classes
     assert ours.class_to_idx == theirs.class_to_idx

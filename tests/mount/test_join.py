@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import ImageFolder
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from aisfs.cli.exits import Exit
 from tests.mount.content import put
@@ -80,6 +78,8 @@ def skipped(mount: Mount) -> dict[str, int]:
 
 
 def test_image_folder_with_labels_from_other_shards(server: RunningServer, mountpoint: Path):
+    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
+
     with joined(server, mountpoint, "class", "--join") as mount:
         dataset = ImageFolder(mount.path)
         assert dataset.classes == [str(label) for label in range(CLASSES)]
@@ -138,6 +138,11 @@ def test_flat_shows_the_members_of_joined_samples(server: RunningServer, mountpo
 
 def samples_of(shard: Path) -> dict[str, tuple[str | None, dict[str, str]]]:
     """What webdataset reads; from memory, since it leaves shards open."""
+    from webdataset.tariterators import (  # torch: 3 s of each worker
+        group_by_keys,
+        tar_file_expander,
+    )
+
     stream = {"url": str(shard), "stream": io.BytesIO(shard.read_bytes())}
     found = {}
     for sample in group_by_keys(tar_file_expander([stream])):

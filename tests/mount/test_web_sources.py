@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.datasets import ImageFolder
 
 from aisfs.cli.exits import Exit
 from tests.mount.cache_tools import big_directory
@@ -77,6 +76,8 @@ def trusted(certificate: tuple[Path, Path]) -> dict[str, str]:
 
 
 def test_classes_of_shards_over_tls(secure: WebServer, trusted: dict[str, str], mountpoint: Path):
+    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
+
     source = f"{secure.url}/data/x-{{000..009}}.tar"
     with mounted(source, mountpoint, options=["--view", "class"], env=trusted) as mount:
         dataset = ImageFolder(str(mount.path))
@@ -260,6 +261,8 @@ def test_commands_of_a_server_with_few_indexes(site: Path, mountpoint: Path, tmp
 
 
 def test_what_fsspec_opens(site: Path, mountpoint: Path):
+    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
+
     with ftp_server(site) as server:
         source = f"{server.url}/data/x-{{000..009}}.tar"
         with mounted(source, mountpoint, options=["--view", "class"]) as mount:
@@ -282,6 +285,8 @@ def hub(site: Path) -> Iterator[Hub]:
 
 
 def test_a_dataset_of_the_hub(hub: Hub, mountpoint: Path):
+    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
+
     env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     source = "hf://datasets/own/pets/data/*.tar"
     with mounted(source, mountpoint, options=["--view", "class"], env=env) as mount:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webdataset.tariterators import base_plus_ext
 
 from aisfs.config import KeyRule, View
 from aisfs.core.index.member_index import MemberIndex
@@ -72,6 +71,8 @@ def test_every_rule_splits_as_its_tool(rule: KeyRule, name: str):
 
 @given(st.text("aB./_\n", min_size=1, max_size=12))
 def test_keys_are_those_of_webdataset(name: str):
+    from webdataset.tariterators import base_plus_ext  # torch: 3 s of each worker
+
     key, extension = base_plus_ext(name)
     assert SPLITS[KeyRule.WDS](name.encode()) == (
         None if key is None else (key.encode(), extension.encode())
