@@ -144,8 +144,8 @@ class CallPipeline:
             deadline=deadline, rng=rng, on_retry=self._metrics.store_retries.inc
         )
         self._repeat_seconds = min(_REPEAT_SECONDS, deadline)
-        self._unanswered: dict[tuple[str, str], tuple[float, int]] = {}
-        """Until when, and how often yet, a question (call, subject) is a repeat."""
+        self._unanswered: dict[tuple[str, str], tuple[float, int, str]] = {}
+        """Until when, and how often yet, a question (call, subject) is a repeat, and what the first one met."""
 
     list_buckets = _call(WritableStore.list_buckets, reads=True)
     list_page = _call(WritableStore.list_page, reads=True)
@@ -364,19 +364,18 @@ class CallPipeline:
         """
         asked, now = list(questions), trio.current_time()
         for question in asked:
-            until, left = self._unanswered.pop(question, (-math.inf, 0))
+            until, left, failure = self._unanswered.pop(question, (-math.inf, 0, ""))
             if until > now:
                 if left > 1:
-                    self._unanswered[question] = until, left - 1
-                raise DeadlineExceeded(
-                    f"{question[1]}: no answer a moment ago, not asked again yet"
-                )
+                    self._unanswered[question] = until, left - 1, failure
+                raise DeadlineExceeded(f"{failure} (not asked again at once)")
         try:
             yield
-        except DeadlineExceeded:
+        except DeadlineExceeded as error:
             now = trio.current_time()
             still = {one: state for one, state in self._unanswered.items() if state[0] > now}
-            self._unanswered = still | dict.fromkeys(asked, (now + self._repeat_seconds, repeats))
+            state = now + self._repeat_seconds, repeats, str(error)
+            self._unanswered = still | dict.fromkeys(asked, state)
             raise
 
     @contextmanager

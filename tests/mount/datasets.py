@@ -15,13 +15,13 @@ def sample(key: str, label: object, image: bytes = b"\xff\xd8\xff image", **part
 def encode(samples: Iterable[Mapping[str, object]]) -> bytes:
     """Give the bytes of a shard. webdataset itself brings torch, 3 s and 500 MB of each process."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for each in samples:
             for name in sorted(name for name in each if not name.startswith("_")):
                 value = each[name]
                 data = value if isinstance(value, bytes) else str(value).encode()
                 member = tarfile.TarInfo(f"{each['__key__']}.{name}")
-                member.size, member.mode, member.mtime = len(data), 0o444, 1_700_000_000
+                member.size, member.mode, member.mtime = len(data), 0o444, 1_700_000_000.25
                 member.uname, member.gname = "bigdata", "bigdata"
                 tar.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
