@@ -45,14 +45,22 @@ LATER = (
 change elsewhere does not break, and foreign programs and clouds on mounts. Here go whole files only.
 `make test` keeps the server's traps and the contracts of all stores."""
 LONG = (
-    "tests/demo/",
-    "tests/programs/",
-    "tests/docs/test_recipes.py",
+    "tests/mount/test_moving_data.py",
     "tests/mount/test_writing_model.py",
+    "tests/mount/test_faults.py",
+    "tests/mount/test_writing_faults.py",
     "tests/mount/test_cache_epochs.py",
-    "tests/pack/test_commands.py",
+    "tests/mount/test_outages.py",
     "tests/mount/test_archive_forms.py",
+    "tests/demo/",
+    "tests/pack/test_commands.py",
     "tests/filesystem/test_reference.py",
+    "tests/mount/test_consistency.py",
+    "tests/mount/test_removed_directories.py",
+    "tests/mount/test_left_listings.py",
+    "tests/mount/test_cache_faults.py",
+    "tests/docs/test_recipes.py",
+    "tests/programs/",
 )
 """Minutes each. They begin first: a file is one worker's, and at the end all would wait for it."""
 
