@@ -54,6 +54,8 @@ LONG = (
     "tests/mount/test_archive_forms.py",
     "tests/demo/",
     "tests/pack/test_commands.py",
+    "tests/core/index/test_published.py",
+    "tests/csi/test_tenants.py",
     "tests/filesystem/test_reference.py",
     "tests/mount/test_consistency.py",
     "tests/mount/test_removed_directories.py",
