@@ -517,7 +517,7 @@ def described(section: bytes, change) -> bytes:
 
 
 WARNINGS, SKIPPED, JUMPS, TARGETS, CONTENTS, STOPS = 2, 3, 7, 8, 9, 10
-MANY = 1 << 20
+MANY = 1 << 18
 FILLED = {
     "warnings": lambda said: said.__setitem__(WARNINGS, [b""] * MANY),
     "many long warnings": lambda said: said.__setitem__(WARNINGS, [b"x" * 4000] * 21),
