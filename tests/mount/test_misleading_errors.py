@@ -148,6 +148,18 @@ def test_a_glob_that_matches_nothing(cluster: RunningServer, pictures: Path, mou
     assert "1 missing shard; ais://pets/train/ has a.tar" in said
 
 
+@pytest.mark.parametrize("options", [[], ["--writable"]])
+def test_an_object_in_place_of_a_directory(
+    options: list[str], cluster: RunningServer, mountpoint: Path
+):
+    endpoint = ["--endpoint", cluster.endpoint]
+    words = ["mount", "ais://pets/text/b.txt", mountpoint, *options, *endpoint]
+    said = (
+        "ais://pets/text/b.txt is an object, not a directory of objects: mount ais://pets/text/ to"
+    )
+    assert said in refused(Exit.NO_SOURCE, *words)
+
+
 def test_a_prefix_with_nothing_below(cluster: RunningServer, mountpoint: Path):
     endpoint = cluster.endpoint
     said = "ais://pets/trian/: nothing is below it; ais://pets/ has text/, train/"
