@@ -12,6 +12,7 @@ from braceexpand import braceexpand
 
 from aisfs.core.namespace.keys import is_shard_of_dataset
 from aisfs.core.namespace.patterns import (
+    ASIDE_BRACKETS,
     EVERY_KEY,
     KeyFilter,
     as_glob,
@@ -153,7 +154,7 @@ NO_LISTS: Mapping[str, SourceArg] = MappingProxyType({})
 
 LIST_SUFFIX = ".json"
 """Of a list of shards; see `aisfs.core.namespace.shard_lists`."""
-_SEVERAL = re.compile(r"::(?![^\[\]]*\])")
+_SEVERAL = re.compile(rf"::(?![^\[\]{ASIDE_BRACKETS}]*[\]{ASIDE_BRACKETS[1]}])")
 """Between sources in one word, as webdataset takes them; not in the address `[::1]` of a server."""
 EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
