@@ -23,7 +23,7 @@ from aisfs.core.namespace.patterns import (
 )
 from aisfs.core.namespace.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
-from aisfs.model import Bucket
+from aisfs.model import Bucket, Provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,9 @@ def parse_source(text: str | None) -> Source:
     bucket, path = split_url(text)
     directory = decoded(bucket, path).strip("/")
     if directory and any(part in ("", ".", "..") for part in directory.split("/")):
-        raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`")
+        shown = "; a mount of what is above it shows them as aisfs-empty, aisfs-dot, aisfs-dotdot"
+        how = shown if bucket.provider is Provider.S3 else ""
+        raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`{how}")
     return BucketSource(bucket, f"{directory}/" if directory else "")
 
 
