@@ -189,6 +189,27 @@ def test_a_view_of_loose_pictures(
 # The machine --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mont", "ais://b", "/mnt"], "No such command 'mont'. Did you mean 'mount'?"),
+        (["unmount", "/mnt"], "No such command 'unmount'. Did you mean 'umount'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+        (["pack", ".", "ais://b/pics/"], "write one, or a range as in train-{000000..}.tar"),
+    ],
+)
+def test_what_was_meant(words: list[str], said: str):
+    assert said in refused(Exit.USAGE, *words)
+
+
+def test_a_cluster_without_buckets(tmp_path: Path):
+    with running_server(tmp_path) as server:
+        done = aisfs("ls", "--endpoint", server.endpoint)
+        assert done.returncode == 0
+        assert done.stdout == b""
+        assert b"no buckets: `aisfs mb ais://NAME` makes one" in done.stderr
+
+
 def test_a_mountpoint_that_is_missing(pictures: Path, tmp_path: Path):
     missing = tmp_path / "a place" / "mnt"
     said = refused(Exit.MOUNTPOINT, "mount", pictures, missing)
