@@ -359,4 +359,8 @@ async def _check_no_object(store: WritableStore, bucket: Bucket, key: str) -> No
     """Refuse an object in place of a directory; an empty directory is fine."""
     with suppress(NotFound, AccessDenied):
         await store.head(bucket, key)
-        raise SourceMissing(f"{bucket}/{key} is an object, not a directory of objects")
+        above = "".join(key.rpartition("/")[:2])
+        raise SourceMissing(
+            f"{bucket}/{key} is an object, not a directory of objects: mount {bucket}/{above} to see it as a"
+            " file, or open it with --view if it is an archive"
+        )

@@ -2,6 +2,7 @@
 
 import pkgutil
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,9 +128,14 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab."""
+        """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab.
+
+        A mistyped command is an error that names the one that was meant.
+        """
         if "/" in args[0] or args[0].startswith("@"):
             return "mount", self.get_command(ctx, "mount"), args
+        if args[0] not in _BY_NAME and (near := get_close_matches(args[0], _BY_NAME, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 

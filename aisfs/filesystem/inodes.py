@@ -5,7 +5,6 @@ it keeps the number it began with, and the versions that others write get other 
 one number until this mount removes it; another one of its name has another.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counter
 
@@ -13,7 +12,7 @@ from msgspec import structs
 
 from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.core.namespace.inodes import ROOT, InodeTable, directory_number
-from aisfs.core.namespace.keys import bucket_name
+from aisfs.core.namespace.keys import bucket_name, entry_name
 from aisfs.core.staged.posix_metadata import with_type
 from aisfs.errors import Stale
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry
@@ -181,7 +180,8 @@ class Inodes:
             case DirectoryNode(bucket, prefix) if node != self.table.get(ROOT):
                 parent, slash, name = prefix.removesuffix("/").rpartition("/")
                 if prefix:
-                    return self._number_of(DirectoryNode(bucket, parent + slash)), os.fsencode(name)
+                    above = DirectoryNode(bucket, parent + slash)
+                    return self._number_of(above), entry_name("", name)
                 return self._number_of(ProviderNode(bucket.provider)), bucket_name(bucket)
         return None
 

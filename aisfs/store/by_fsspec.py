@@ -131,7 +131,7 @@ class FsspecStore(ReadOnlyStore):
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe a file as it is now."""
-        if not key or key.endswith("/"):
+        if not key or key.endswith("/") or has_no_path(f"{key}/"):
             raise NotFound(f"{bucket}/{key}: no name of a file")
         self._count("head", 1)
         return await self._run(bucket, key, partial(_head, bucket, key))

@@ -105,13 +105,15 @@ def expected_tree(state: State, shards: Shards) -> Folder:
     objects: dict[tuple[bytes, ...], Content] = {}
     directories: set[tuple[bytes, ...]] = {()}
     for key, content in state.items():
-        # Semantics decision: a key becomes a path by its slashes, byte for byte.
+        # Semantics decision: a key becomes a path by its slashes, byte for byte but for the components
+        # that no path has, and those that are called like these.
         *above, name = os.fsencode(key).split(b"/")
+        above, name = [shown_as(part) for part in above], name and shown_as(name)
         # Semantics decision: a directory exists because keys start with it, also if the rest of
-        # such a key cannot be shown: of `a//b` there is the empty directory `a`.
+        # such a key cannot be shown: of `a/NUL/b` there is the empty directory `a`.
         depth = next((i for i, part in enumerate(above) if not showable(part)), len(above))
         directories |= {tuple(above[:i]) for i in range(depth + 1)}
-        # Semantics decision: names that cannot be are left out, never rewritten. The empty name of
+        # Semantics decision: other names that cannot be are left out, never rewritten. The empty name of
         # a folder marker (`a/`) is one of them.
         if depth == len(above) and showable(name):
             objects[(*above, name)] = content
@@ -127,6 +129,17 @@ def expected_tree(state: State, shards: Shards) -> Folder:
         if path not in directories and is_shard(path[-1]):
             _show_shard(tree[path[:-1]], path[-1], content, shards)
     return tree[()]
+
+
+def shown_as(component: bytes) -> bytes:
+    """Semantics decision: empty and dots have names; whatever is called like one of these is told from it."""
+    words = {b"": b"empty", b".": b"dot", b"..": b"dotdot"}
+    if component in words:
+        return b"aisfs-" + words[component]
+    mark, rest = b"aisfs-", component
+    while rest.startswith(mark):
+        rest = rest.removeprefix(mark)
+    return mark + component if rest != component and rest in words.values() else component
 
 
 def showable(name: bytes) -> bool:

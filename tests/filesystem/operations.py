@@ -20,8 +20,11 @@ KEYS = (
     "x.tar", "x.tar.d", "x.tar.d/k", "x.tar.raw", "x.tar.raw/k", "x.tar/in", "x.tar.d.d",
     "d/y.tar", "d/y.tar.d", "d/y.tar.raw", "many/z.tar", "X.TAR", ".tar", "d/.tar",
     f"{'s' * 247}.tar", f"{'s' * 250}.tar",
+    # names that no path has, names that stand for these, and real ones that are called so
+    "e//f", "e//f/g", "e///h", "/g", "h/./i", "h/../j", ".", "..", "h/..", "aisfs-empty", "e/aisfs-empty/f",
+    "e/aisfs-aisfs-empty", "h/aisfs-dot", "h/aisfs-dotdot/k", "aisfs-dots", "aisfs-", "//x.tar",
     # names that cannot be shown
-    "d/", "e//f", "/g", "h/./i", "h/../j", ".", "..", "nul\0", "nul/\0/x",
+    "d/", "e//", "/", "nul\0", "nul/\0/x",
     f"{LONG}n", f"{LONG}n/below", f"k/{LONG}n.tar",
 )  # fmt: skip
 FEW_KEYS = (
@@ -29,7 +32,11 @@ FEW_KEYS = (
     "x.tar.d", "x.tar.d/k", "x.tar.raw", "x.tar/in",
 )  # fmt: skip
 """So few that the same name is met again and again."""
-NAMES = sorted({part for key in KEYS for part in key.split("/") if part and "\0" not in part})
+ODD = ("", ".", "..")
+"""What no kernel asks for."""
+NAMES = sorted(
+    {part for key in KEYS for part in key.split("/") if part not in ODD and "\0" not in part}
+)
 """Names to look for where they may not be."""
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -256,29 +257,110 @@ def test_links_are_refused_where_nothing_would_say_that_they_are_some(
         assert s3.get(bucket, "l") == b"a file"
 
 
-def test_names_that_cannot_be_files_are_left_out(s3: Cloud, mountpoint: Path, tmp_path: Path):
+ODD = {
+    "d//x": "d/aisfs-empty/x",
+    "d//y/z": "d/aisfs-empty/y/z",
+    "d///deep": "d/aisfs-empty/aisfs-empty/deep",
+    "d/../y": "d/aisfs-dotdot/y",
+    "d/.": "d/aisfs-dot",
+    "d/aisfs-empty/x": "d/aisfs-aisfs-empty/x",
+    "d/tab\tx": "d/tab\tx",
+    "/lead": "aisfs-empty/lead",
+    "d/fine.txt": "d/fine.txt",
+    "fine.txt": "fine.txt",
+    "both//x": "both/aisfs-empty/x",
+}
+"""Keys of S3, and where a mount shows them."""
+
+
+def test_keys_with_components_that_no_path_has(s3: S3, mountpoint: Path, tmp_path: Path):
+    bucket, again = s3.make_bucket(), s3.make_bucket()
+    for key in ODD:
+        s3.put(bucket, key, key.encode())
+    for hidden in ("both", "both/", "d//y"):  # directories have their names
+        s3.put(bucket, hidden, b"hidden")
+    with mount_of(s3, s3.source(bucket), mountpoint) as mount:
+        for key, path in ODD.items():  # by name first: nothing has been listed yet
+            assert (mount.path / path).read_bytes() == key.encode()
+        for missing in ("aisfs-dot", "d/aisfs-empty/none", "d/aisfs-aisfs-dot", "both/aisfs-dot"):
+            assert not (mount.path / missing).exists()
+        assert set(tree(mount.path)) >= set(ODD.values())
+        listed = subprocess.run(["ls", "-AR", mount.path], check=True, capture_output=True)
+        assert listed.stdout.count(b"aisfs-empty:") == 5
+        subprocess.run(["rsync", "-r", f"{mount.path}/", tmp_path / "copy"], check=True)
+    found = {
+        str(p.relative_to(tmp_path / "copy")) for p in (tmp_path / "copy").rglob("*") if p.is_file()
+    }
+    assert found == set(ODD.values())
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging"), "--ignore-attr-changes"]
+    with mount_of(s3, s3.source(again), mountpoint, *options) as mount:
+        subprocess.run(["rsync", "-r", f"{tmp_path / 'copy'}/", mount.path], check=True)
+    assert {key: s3.get(again, key) for key in ODD} == {key: key.encode() for key in ODD}
+
+
+def test_keys_with_components_that_no_path_has_are_changed(
+    s3: S3, mountpoint: Path, tmp_path: Path
+):
     bucket = s3.make_bucket()
-    for key in ("d//x", "d/../y", "d/tab\tx", "/lead", "d/fine.txt", "fine.txt"):
+    for key in ODD:
         s3.put(bucket, key, key.encode())
     options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
-    odd = ["keys such as .* are left out", "cannot be written"]
-    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=odd) as mount:
-        assert sorted(os.listdir(mount.path)) == ["d", "fine.txt"]
-        assert os.listdir(mount.path / "d") == ["fine.txt"]
-        assert (mount.path / "d" / "fine.txt").read_bytes() == b"d/fine.txt"
-        skipped = os.getxattr(mount.path / "d", "user.aisfs.skipped").decode().splitlines()
-        assert sorted(skipped) == [
-            "a component is . or ..: 1",
-            "a control character, which the cloud's client does not take: 1",
-            "empty component: 1",
-        ]
-        assert mount.log().count("are left out") == 1
-        assert not (mount.path / "d" / "tab\tx").exists()
+    log = ["cannot be written: empty component"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=log) as mount:
+        with open(mount.path / "d/aisfs-empty/x", "ab") as file:
+            file.write(b" and more")
+        os.rename(mount.path / "d/aisfs-dotdot/y", mount.path / "mended")
+        os.rename(mount.path / "aisfs-empty", mount.path / "led")
+        os.rename(mount.path / "d/aisfs-dot", mount.path / "led/aisfs-dotdot")
+        (mount.path / "new").mkdir()
+        (mount.path / "new/aisfs-empty").mkdir()
+        (mount.path / "new/aisfs-empty/x").write_bytes(b"new")
+        subprocess.run(["rm", "-r", mount.path / "both"], check=True)
+        for path in ("new/aisfs-dots", "new/aisfs-aisfs-dot"):
+            (mount.path / path).write_bytes(path.encode())
         with pytest.raises(OSError, match="Invalid argument"):
-            (mount.path / "d" / "tab\ty").write_bytes(b"")
-        (mount.path / "d" / "new.txt").write_bytes(b"new")
-        assert sorted(os.listdir(mount.path / "d")) == ["fine.txt", "new.txt"]
-        assert s3.get(bucket, "d/new.txt") == b"new"
+            (mount.path / "mended").rename(mount.path / "d/aisfs-aisfs-empty/aisfs-empty")
+        (mount.path / "new/aisfs-aisfs-empty").mkdir()
+        with pytest.raises(OSError, match="Invalid argument"):
+            (mount.path / "aisfs-empty").touch()
+        assert sorted(os.listdir(mount.path / "new")) == sorted(
+            ["aisfs-aisfs-dot", "aisfs-aisfs-empty", "aisfs-dots", "aisfs-empty"]
+        )
+    wanted = {"d//x": b"d//x and more", "mended": b"d/../y", "led/lead": b"/lead", "led/..": b"d/."}
+    wanted |= {"new//x": b"new", "new/aisfs-dots": b"new/aisfs-dots"}
+    wanted |= {"new/aisfs-dot": b"new/aisfs-aisfs-dot"}
+    gone = ("d/../y", "/lead", "d/.", "both//x", "new/", "new//")
+    assert {key: s3.get(bucket, key) for key in wanted} == wanted
+    assert [key for key in gone if s3.get(bucket, key) is not None] == []
+
+
+def test_members_made_of_keys_with_such_components_stay_below_where_they_are_extracted(
+    s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = s3.make_bucket()
+    wanted = {
+        "../../up.jpg": "aisfs-dotdot/aisfs-dotdot/up.jpg",
+        "/etc/x.jpg": "aisfs-empty/etc/x.jpg",
+    }
+    wanted |= {"d//x.jpg": "d/aisfs-empty/x.jpg", "d/x.jpg": "d/x.jpg"}
+    for key in wanted:
+        s3.put(bucket, key, key.encode())
+    packed = aisfs("pack", f"{s3.source(bucket)}/", tmp_path / "x-{0..}.tar", env=s3.environment)
+    assert packed.returncode == 0, packed.stderr
+    with mount_of(s3, s3.source(bucket), mountpoint, "--view", "shards") as mount:
+        for shard in (tmp_path / "x-0.tar", mount.path / "shard-000000.tar"):
+            with tarfile.open(shard) as tar:
+                found = {name: tar.extractfile(name).read().decode() for name in tar.getnames()}
+            assert found == {path: key for key, path in wanted.items()}
+
+
+def test_a_shard_below_an_empty_component(s3: S3, mountpoint: Path):
+    bucket = s3.make_bucket()
+    s3.put(bucket, "train//x.tar", encode([sample("a", 3, jpeg(1))]))
+    with mount_of(s3, s3.source(bucket), mountpoint) as mount:
+        assert len(os.listdir(mount.path / "train/aisfs-empty/x.tar.d")) == 2
+    with mount_of(s3, s3.source(bucket), mountpoint, "--view", "class") as mount:
+        assert os.listdir(mount.path) == ["3"]
 
 
 @pytest.mark.parametrize("name", ["gcs", "azure"])
@@ -314,12 +396,13 @@ def test_rmdir_removes_what_other_tools_leave_for_a_directory(
     s3.put(bucket, "odd/", b"")
     s3.put(bucket, "odd//x", b"")
     options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
-    log = ["and stays: .*/more/: an object of 7 bytes", "keys such as 'odd//' cannot be files"]
+    log = ["and stays: .*/more/: an object of 7 bytes"]
     with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=log) as mount:
         names = ["beside", "empty", "full", "more", "new", "odd"]
         assert sorted(os.listdir(mount.path)) == names
         assert all(entry.is_dir() for entry in os.scandir(mount.path))
-        for name in ("empty", "beside", "more", "odd"):
+        assert os.listdir(mount.path / "odd") == ["aisfs-empty"]
+        for name in ("empty", "beside", "more"):
             assert os.listdir(mount.path / name) == []
         (mount.path / "empty").rmdir()
         (mount.path / "beside").rmdir()
@@ -615,7 +698,7 @@ def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
         assert b"takes no client certificate" in refused.stderr
         for more in ({"AIS_CLIENT_CA": str(certificate[0])}, {"AIS_SKIP_VERIFY_CRT": "true"}):
             done = aisfs("ls", s3.source(bucket, "/d/"), env={**environment, **more})
-            assert done.stdout == b"big.bin\n", done.stderr
+            assert done.stdout == b"/\nbig.bin\n", done.stderr
 
 
 def test_profile_of_aws(s3: Cloud, tmp_path: Path):

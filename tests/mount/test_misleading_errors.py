@@ -148,6 +148,18 @@ def test_a_glob_that_matches_nothing(cluster: RunningServer, pictures: Path, mou
     assert "1 missing shard; ais://pets/train/ has a.tar" in said
 
 
+@pytest.mark.parametrize("options", [[], ["--writable"]])
+def test_an_object_in_place_of_a_directory(
+    options: list[str], cluster: RunningServer, mountpoint: Path
+):
+    endpoint = ["--endpoint", cluster.endpoint]
+    words = ["mount", "ais://pets/text/b.txt", mountpoint, *options, *endpoint]
+    said = (
+        "ais://pets/text/b.txt is an object, not a directory of objects: mount ais://pets/text/ to"
+    )
+    assert said in refused(Exit.NO_SOURCE, *words)
+
+
 def test_a_prefix_with_nothing_below(cluster: RunningServer, mountpoint: Path):
     endpoint = cluster.endpoint
     said = "ais://pets/trian/: nothing is below it; ais://pets/ has text/, train/"
@@ -175,6 +187,27 @@ def test_a_view_of_loose_pictures(
 
 
 # The machine --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mont", "ais://b", "/mnt"], "No such command 'mont'. Did you mean 'mount'?"),
+        (["unmount", "/mnt"], "No such command 'unmount'. Did you mean 'umount'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+        (["pack", ".", "ais://b/pics/"], "write one, or a range as in train-{000000..}.tar"),
+    ],
+)
+def test_what_was_meant(words: list[str], said: str):
+    assert said in refused(Exit.USAGE, *words)
+
+
+def test_a_cluster_without_buckets(tmp_path: Path):
+    with running_server(tmp_path) as server:
+        done = aisfs("ls", "--endpoint", server.endpoint)
+        assert done.returncode == 0
+        assert done.stdout == b""
+        assert b"no buckets: `aisfs mb ais://NAME` makes one" in done.stderr
 
 
 def test_a_mountpoint_that_is_missing(pictures: Path, tmp_path: Path):

@@ -360,3 +360,25 @@ def test_who_takes_no_client_certificate_says_so(certificate: tuple[Path, Path],
         text = done.stderr.decode()
         assert (done.returncode, text.count("\n")) == (Exit.USAGE, 1), text
         assert "takes no client certificate" in text, text
+
+
+def test_a_server_whose_host_is_an_ipv6_address(site: Path, mountpoint: Path, tmp_path: Path):
+    with nginx(site, host="[::1]") as server:
+        with mounted(f"{server.url}/", mountpoint) as mount:
+            assert (mount.path / "plain" / "small.txt").read_bytes() == b"few bytes\n"
+        several = [f"{server.url}/data/x-{{000..001}}.tar", f"{server.url}/data/x-00[2-3].tar"]
+        one_word = f"{server.url}/data/x-004.tar::{server.url}/data/x-005.tar"
+        listed = tmp_path / "list"
+        listed.write_text(f"{server.url}/data/x-006.tar\n")
+        lines = ["--files-from", str(listed)]
+        for source, options, count in ((several, [], 4), (one_word, [], 2), ((), lines, 1)):
+            with mounted(source, mountpoint, options=[*options, "--view", "class"]) as mount:
+                assert len(tree(mount.path)) == count * EACH
+        assert b"x-000.tar" in aisfs("ls", f"{server.url}/data/").stdout
+        assert b"x-000.tar" in aisfs("ls", f"{server.url}/data/x-00[01].tar").stdout
+        packed = aisfs("pack", f"{server.url}/plain/", tmp_path / "p-{0..}.tar")
+        assert packed.returncode == 0, packed.stderr
+        data = f"{server.url}/data/"
+        indexed = aisfs("index", data, "--publish-to", tmp_path / "indexes", "--cache-size", "0")
+        assert indexed.returncode == 0, indexed.stderr
+        assert len(list((tmp_path / "indexes").rglob("*.idx"))) == SHARDS

@@ -1,6 +1,7 @@
 """Files written through a mount: what close and fsync acknowledged is what the store holds."""
 
 import errno
+import json
 import mmap
 import os
 import stat
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.writable import Writable, writable
-from tests.support.mounts import eventually, python
+from tests.contract.subjects import send
+from tests.mount.writable import Writable, fetched, writable
+from tests.support.mounts import aisfs, eventually, mounted, python
+from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
 BOTH_WAYS = True
@@ -75,6 +78,54 @@ def test_overwrite(folder: Path, stored):
         file.write(b"new")
     assert stored("f") == b"new"
     assert (folder / "f").read_bytes() == b"new"
+
+
+def streams(place: Writable) -> int:
+    """Count the objects that were fetched whole."""
+    said = json.loads(aisfs("status", place.mount.path, "--json").stdout)
+    return int(said["store_calls"].get("stream", 0))
+
+
+def test_a_log_that_is_opened_for_each_line_is_fetched_once(place: Writable, folder: Path, stored):
+    (folder / "log").write_bytes(b"begin")
+    before, lines = streams(place), b""
+    for number in range(12):
+        line = b"\n%d" % number
+        with open(folder / "log", "ab") as file:
+            file.write(line)
+        lines += line
+        assert stored("log") == b"begin" + lines
+    with open(folder / "log", "r+b") as file:
+        file.write(b"BEGIN")
+    assert stored("log") == b"BEGIN" + lines
+    assert streams(place) - before == 1
+
+
+def test_what_another_client_wrote_between_two_lines_stays(tmp_path: Path, mountpoint: Path):
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging"), "--list-ttl", "0"]
+    with (
+        running_server(tmp_path / "store") as server,
+        mounted(
+            "ais://b", mountpoint, endpoint=server.endpoint, options=[*options, "--attr-ttl", "0"],
+            expected_log=["changed by somebody else"],
+        ) as mount,
+    ):  # fmt: skip
+        log = mount.path / "log"
+        for line in (b"a", b"b", b"c"):
+            with open(log, "ab") as file:
+                file.write(line)
+        send("PUT", server.endpoint, "b", "log", b"xyz").raise_for_status()
+        with open(log, "ab") as file:
+            file.write(b"d")
+        assert log.read_bytes() == fetched(server.endpoint, "b", "log") == b"xyzd"
+        send("PUT", server.endpoint, "b", "log", b"ABCD").raise_for_status()
+        log.rename(mount.path / "old")
+        for name in ("old", "log"):
+            with open(mount.path / name, "ab") as file:
+                file.write(b"e")
+        assert fetched(server.endpoint, "b", "old") == b"ABCDe"
+        assert fetched(server.endpoint, "b", "log") == b"e"
 
 
 def test_append(folder: Path, stored):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ http {{
     uwsgi_temp_path {state}; scgi_temp_path {state};
     keepalive_timeout 60; default_type application/octet-stream;
     server {{
-        listen 127.0.0.1:{port}{ssl};
+        listen {host}:{port}{ssl};
         root {root};
         {tls}
         location / {{ autoindex {autoindex}; autoindex_format {form}; {more} }}
@@ -67,6 +67,7 @@ def nginx(
     certificate: tuple[Path, Path] | None = None,
     trusts: Path | None = None,
     more: str = "",
+    host: str = "127.0.0.1",
 ) -> Iterator[WebServer]:
     """Run nginx over a directory until the block ends.
 
@@ -77,6 +78,7 @@ def nginx(
         certificate: For TLS, with its key.
         trusts: The certificate that clients must have.
         more: Directives for all files.
+        host: Where it listens, as a URL has it.
     """
     port = _free_port()
     crt, key = certificate or ("", "")
@@ -86,13 +88,13 @@ def nginx(
     with TemporaryDirectory(prefix="aisfs-nginx-") as directory:
         state = Path(directory)
         config = _NGINX.format(
-            state=state, port=port, root=root, form=form, more=more, tls=tls,
+            state=state, host=host, port=port, root=root, form=form, more=more, tls=tls,
             autoindex="on" if autoindex else "off", ssl=" ssl" if certificate else "",
         )  # fmt: skip
         (state / "nginx.conf").write_text(config)
         command = ["/usr/sbin/nginx", "-e", f"{state}/error.log", "-c", f"{state}/nginx.conf"]
-        with _running(command, port, state, root):
-            yield WebServer(f"{scheme}://127.0.0.1:{port}", root, state)
+        with _running(command, port, state, root, host=host.strip("[]")):
+            yield WebServer(f"{scheme}://{host}:{port}", root, state)
 
 
 @contextmanager
@@ -130,7 +132,12 @@ def ftp_server(root: Path) -> Iterator[WebServer]:
 
 @contextmanager
 def _running(
-    command: list[str], port: int, state: Path, cwd: Path, log: str = "output.log"
+    command: list[str],
+    port: int,
+    state: Path,
+    cwd: Path,
+    log: str = "output.log",
+    host: str = "127.0.0.1",
 ) -> Iterator[None]:
     with open(state / log, "wb") as output:
         # They end with pytest, also when that is killed.
@@ -143,7 +150,7 @@ def _running(
         )
     try:
         deadline = time.monotonic() + _START_SECONDS
-        while not _answers(port):
+        while not _answers(host, port):
             if process.poll() is not None or time.monotonic() > deadline:
                 said = (state / log).read_text(errors="replace")
                 raise AssertionError(f"{command[0]} did not start: {said}")
@@ -158,9 +165,10 @@ def _running(
             process.wait()
 
 
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _answers(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port)):
+        return True
+    return False
 
 
 def _free_port() -> int:

@@ -6,6 +6,7 @@ that are not UTF-8 take a slower way with the same result. Pure, like `aisfs.ais
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,7 @@ from aisfs.ais.protocol.requests import (
 )
 from aisfs.connections.reply import Reply
 from aisfs.core.checksums import is_known
+from aisfs.core.namespace.keys import odd_component
 from aisfs.errors import ProtocolError
 from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider
 
@@ -141,7 +143,19 @@ def parse_page(
         if token <= after:
             raise ProtocolError(f"{bucket}/{prefix}: the listing stands still at {after!r}")
     objects, directories = _described(entries, bucket, prefix, facts, custom)
-    return Page(objects, list(dict.fromkeys(directories)), token, complete=complete)
+    page = Page(objects, list(dict.fromkeys(directories)), token, complete=complete)
+    return _without_odd(page, prefix)
+
+
+def _without_odd(page: Page, prefix: str) -> Page:
+    """Leave out keys of a cloud with a component that AIStore refuses, or drops: to its disks `a//b` is `a/b`."""
+    dotted = [info.key for info in page.objects if info.key.endswith(".")]
+    odd = {name for name in [*dotted, *page.directories] if odd_component(prefix, name)}
+    if not odd:
+        return page
+    objects = [info for info in page.objects if info.key not in odd]
+    directories = [name for name in page.directories if name not in odd]
+    return replace(page, objects=objects, directories=directories, unusable=sorted(odd))
 
 
 def parse_original(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> ObjectInfo | None:

@@ -16,7 +16,13 @@ from aisfs.app.buckets.places import Place
 from aisfs.app.plan import check_endpoint, load
 from aisfs.app.source import OpenSource, open_source
 from aisfs.config import ClusterSettings
-from aisfs.core.namespace.keys import Refusal, entry_name, is_shard, refusal
+from aisfs.core.namespace.keys import (
+    Refusal,
+    entry_name,
+    is_shard,
+    odd_component,
+    refusal,
+)
 from aisfs.core.namespace.listing import UNLISTED
 from aisfs.core.namespace.patterns import GlobPattern
 from aisfs.core.namespace.sources import (
@@ -291,6 +297,7 @@ class _Contents:
         shown: dict[str, ObjectInfo | None] = {}
         if page.left_out:
             self._refused[Refusal.NO_FILE.value] += page.left_out
+        self._refused.update(filter(None, (odd_component(prefix, key) for key in page.unusable)))
         for info in page.objects:
             if info.key != prefix:  # the zero-size marker some tools leave for a directory
                 self._add(shown, prefix, info.key, info)

@@ -17,6 +17,7 @@ from aisfs.app.buckets.places import find_place
 from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
 from aisfs.app.source import open_source
 from aisfs.config import ClusterSettings
+from aisfs.core.namespace.keys import path_of
 from aisfs.core.namespace.sources import BucketSource, Everything, Source
 from aisfs.core.synthetic.packing import File, ShardNames
 from aisfs.errors import AisfsError, ConfigError, ContentUnreadable
@@ -90,7 +91,7 @@ async def find_objects(
         for entry in [entry async for entries in listed for entry in entries]:
             info = entry.info
             if info is not None and not _is_new(place, entry.bucket, info.key, names):
-                name = info.key if "://" in entry.path else entry.path
+                name = path_of(info.key if "://" in entry.path else entry.path)
                 if choice.wants(name):
                     objects.add(name, entry.bucket, info)
         objects.left_out += [f"{source}: {n} keys: {why}" for why, n in sorted(refused.items())]

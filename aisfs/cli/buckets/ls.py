@@ -73,14 +73,17 @@ def _list_all(
     from aisfs.app.buckets.places import find_listed, find_place
 
     refused: Counter[str] = Counter()
+    count = 0
 
     async def work(source: str | None) -> None:
+        nonlocal count
         place = (
             find_place(source, settings) if files_from is None else find_listed(sources, files_from)
         )
         found = list_place(place, settings, refused, recursive=recursive)
         async with aclosing(found):
             async for batch in found:
+                count += len(batch)
                 printer.show(batch)
 
     code: int = Exit.OK
@@ -92,9 +95,11 @@ def _list_all(
             failed = fail(str(error), exit_code(error))
             code = code or failed
     printer.end()
-    for reason, count in sorted(refused.items()):
+    if not sources and files_from is None and not count and code == Exit.OK:
+        click.echo(warn("note", "no buckets: `aisfs mb ais://NAME` makes one"), err=True)
+    for reason, names in sorted(refused.items()):
         click.echo(
-            warn("warning", f"{count} names are not listed, as in a mount: {reason}"), err=True
+            warn("warning", f"{names} names are not listed, as in a mount: {reason}"), err=True
         )
     return code
 

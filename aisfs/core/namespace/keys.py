@@ -1,7 +1,10 @@
 """From keys of objects to names of directory entries and back, without loss.
 
-The slashes of a key make it a path. A component that Linux does not allow (empty, `.`, `..`, over 255
-bytes, with a NUL) is refused, never rewritten, because a rewritten name could be that of another key.
+The slashes of a key make it a path. Three components that no path can have get names of their own: the
+empty one is `aisfs-empty`, `.` and `..` are `aisfs-dot` and `aisfs-dotdot`. A component that really has
+such a name gets `aisfs-` once more before it, so no two components meet under one name. What else Linux
+does not allow (over 255 bytes, a NUL) is refused.
+
 Names are bytes, as in the kernel; keys are `str` with surrogates for bytes that are not UTF-8.
 """
 
@@ -31,9 +34,17 @@ CLASSES_NAME = "classes.txt"
 """The file beside shards that has the names of the labels 0, 1, …, one a line."""
 """The directory beside shards that has their published indexes; found by name and not listed."""
 
+_ODD_MARK = b"aisfs-"
+_NAME_OF_ODD = {b"": b"aisfs-empty", b".": b"aisfs-dot", b"..": b"aisfs-dotdot"}
+_ODD_OF_NAME = {name: component for component, name in _NAME_OF_ODD.items()}
+_MARKED = re.compile(rb"(?:aisfs-)+(?:empty|dot|dotdot)")
+"""Names with one mark stand for components that no path can have, those with more for real ones."""
+
+_ODD_PATH = re.compile(r"(?:^|/)(?:\.{0,2}|(?:aisfs-)+(?:empty|dot|dotdot))(?:/|$)")
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_NO_CONTROL = frozenset({Provider.S3, Provider.GS, Provider.AZ})
-"""Where names have no control characters."""
+_NO_CONTROL = frozenset({Provider.GS, Provider.AZ})
+"""Where the cloud's client takes no control characters in names."""
 
 
 class Refusal(StrEnum):
@@ -46,7 +57,6 @@ class Refusal(StrEnum):
     HIDDEN_BY_DIRECTORY = "a directory has the same name"
     EXCLUDED = "excluded"
     NO_FILE = "a link that is not followed, or no file"
-    UNUSABLE = "a control character, which the cloud's client does not take"
 
 
 def refusal(name: bytes) -> Refusal | None:
@@ -62,8 +72,8 @@ def refusal(name: bytes) -> Refusal | None:
     return None
 
 
-def check_new_key(bucket: Bucket, key: str) -> None:
-    """Check that a store takes, and lists, an object of this name.
+def check_new_key(bucket: Bucket, key: str, *, directory: bool = False) -> None:
+    """Check that a store takes, and lists, an object of this name, or objects in a `directory` of it.
 
     Raises:
         InvalidName, NameTooLong: with the reason.
@@ -73,7 +83,11 @@ def check_new_key(bucket: Bucket, key: str) -> None:
     except UnicodeEncodeError:
         raise InvalidName(f"{bucket}: {key!r} is not a name any store could hold") from None
     parts = encoded.split(b"/")
-    for part in parts:
+    takes_odd = bucket.provider is Provider.S3
+    for at, part in enumerate(parts):
+        is_marker = not part and at + 1 == len(parts) and not directory
+        if takes_odd and part in _NAME_OF_ODD and not is_marker:
+            continue
         why = refusal(part)
         if why is Refusal.TOO_LONG:
             raise NameTooLong(f"{bucket}/{key}: a component is {why}")
@@ -83,7 +97,7 @@ def check_new_key(bucket: Bucket, key: str) -> None:
     if len(encoded) > most:
         raise NameTooLong(f"{bucket}: a path below it has at most {most} bytes")
     if bucket.provider in _NO_CONTROL and _CONTROL.search(key):
-        raise InvalidName(f"{bucket}: {key!r} cannot be written: {Refusal.UNUSABLE}")
+        raise InvalidName(f"{bucket}: {key!r} cannot be written: a control character")
     if parts[0] == b"~" and len(parts) > 1:
         raise InvalidName(f"{bucket}: {key!r} cannot be written: AIStore refuses a leading ~/")
 
@@ -92,6 +106,12 @@ def never_below(prefix: str) -> bool:
     """Return whether AIStore refuses, or never lists, every key below this directory."""
     parts = prefix.split("/")[:-1]
     return parts[:1] == ["~"] or not {"", ".", ".."}.isdisjoint(parts)
+
+
+def odd_component(prefix: str, key: str) -> Refusal | None:
+    """Return what is odd about the name of a key or prefix in its directory; None when nothing is."""
+    component = _component(prefix, key)
+    return refusal(component) if component in _NAME_OF_ODD else None
 
 
 def check_new_member(member: str) -> None:
@@ -105,12 +125,45 @@ def check_new_member(member: str) -> None:
 
 def entry_name(prefix: str, key: str) -> bytes:
     """Return the name of a key or prefix in its directory; it may still be refused."""
+    component = _component(prefix, key)
+    if component in _NAME_OF_ODD:
+        return _NAME_OF_ODD[component]
+    return _ODD_MARK + component if _is_marked(component) else component
+
+
+def _component(prefix: str, key: str) -> bytes:
     return os.fsencode(key[len(prefix) :].removesuffix("/"))
 
 
+def _is_marked(text: bytes) -> bool:
+    return text.startswith(_ODD_MARK) and _MARKED.fullmatch(text) is not None
+
+
+def has_marks(names: bytes) -> bool:
+    """Return whether one of several components may have another name than its own."""
+    return _ODD_MARK in names
+
+
 def child_key(prefix: str, name: bytes) -> str:
-    """Return the key of the object called `name` in the directory `prefix`."""
+    """Return the key of the object called `name` in the directory `prefix`.
+
+    It is empty, or ends in a slash, for the name of the empty component: no file has that.
+    """
+    if _is_marked(name):
+        name = _ODD_OF_NAME.get(name, name.removeprefix(_ODD_MARK))
     return prefix + os.fsdecode(name)
+
+
+def path_of(key: str) -> str:
+    """Return the path of a key in a mount, for the names of members that are made of objects."""
+    if _ODD_PATH.search(key) is None:
+        return key
+    return "/".join(os.fsdecode(entry_name("", component)) for component in key.split("/"))
+
+
+def is_key(key: str) -> bool:
+    """Return whether a key may be that of a file, not the marker of a directory."""
+    return bool(key) and not key.endswith("/")
 
 
 def child_prefix(prefix: str, name: bytes) -> str:

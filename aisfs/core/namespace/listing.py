@@ -20,7 +20,15 @@ from collections.abc import (
     Sequence,
 )
 
-from aisfs.core.namespace.keys import INDEX_DIRECTORY, NAME_MAX, Refusal, entry_name, refusal
+from aisfs.core.namespace.keys import (
+    INDEX_DIRECTORY,
+    NAME_MAX,
+    Refusal,
+    entry_name,
+    has_marks,
+    odd_component,
+    refusal,
+)
 from aisfs.errors import ProtocolError
 from aisfs.model import ObjectInfo, Page
 from aisfs.redaction import shown
@@ -205,7 +213,7 @@ class ListingBuilder:
             else:
                 self._directories[name] = None
         self._refused[Refusal.NO_FILE] += page.left_out
-        self._refused[Refusal.UNUSABLE] += len(page.unusable)
+        self._refused.update(filter(None, (odd_component(self._prefix, n) for n in page.unusable)))
         names = self._usual_names(page.objects)
         if names is not None:
             self._objects.update(zip(names, page.objects, strict=True))
@@ -247,6 +255,8 @@ class ListingBuilder:
         joined = os.fsencode("/".join([info.key[cut:] for info in objects]))
         names = joined.split(b"/")
         if len(names) != len(objects) or b"\0" in joined or len(max(names, key=len)) > NAME_MAX:
+            return None
+        if has_marks(joined):
             return None
         return None if any(special in names for special in (b"", b".", b"..")) else names
 

@@ -27,7 +27,10 @@ _ASIDE = 0xD800
 """What is added to a character that stands for itself: no argument has these code points, so nothing takes it for
 part of a pattern until `literal` brings it back."""
 _TO_ASIDE = {ord(c): chr(_ASIDE + ord(c)) for c in SPECIAL}
+ASIDE_BRACKETS = "[]".translate(_TO_ASIDE)
 _FROM_ASIDE = {_ASIDE + ord(c): c for c in SPECIAL}
+_ADDRESS = re.compile(r"(?<=://)(?:[^/@\[\]]*@)?\[[0-9A-Fa-f:.]+\]")
+"""The host of a URL as an IPv6 address: its brackets are part of it."""
 _FROM_ASIDE_TO_GLOB = {_ASIDE + ord(c): f"\\{c}" for c in SPECIAL}
 
 
@@ -40,6 +43,7 @@ def marked(text: str, exists: Callable[[str], bool]) -> str:
         text: As typed: a pattern over paths, or over what follows a bucket.
         exists: Returns whether there is a file, an object, or if it ends in a slash a directory, of this name.
     """
+    text = _aside_address(text)
     start = place_end(text)
     if not any(c in text for c in SPECIAL):
         return text
@@ -51,6 +55,10 @@ def marked(text: str, exists: Callable[[str], bool]) -> str:
             break
         start = end
     return text[:start].translate(_TO_ASIDE) + _unquoted(text[start:])
+
+
+def _aside_address(text: str) -> str:
+    return _ADDRESS.sub(lambda found: found[0].translate(_TO_ASIDE), text)
 
 
 def _unquoted(text: str) -> str:
@@ -75,7 +83,7 @@ def is_glob(text: str) -> bool:
 
 def is_pattern(text: str) -> bool:
     """Return whether a text may stand for several names: by braces, or as a glob."""
-    return "{" in text or is_glob(text)
+    return "{" in text or is_glob(_aside_address(text))
 
 
 def _compile(patterns: Sequence[str]) -> _Compiled:

@@ -12,6 +12,7 @@ from braceexpand import braceexpand
 
 from aisfs.core.namespace.keys import is_shard_of_dataset
 from aisfs.core.namespace.patterns import (
+    ASIDE_BRACKETS,
     EVERY_KEY,
     KeyFilter,
     as_glob,
@@ -22,7 +23,7 @@ from aisfs.core.namespace.patterns import (
 )
 from aisfs.core.namespace.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
-from aisfs.model import Bucket
+from aisfs.model import Bucket, Provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ NO_LISTS: Mapping[str, SourceArg] = MappingProxyType({})
 
 LIST_SUFFIX = ".json"
 """Of a list of shards; see `aisfs.core.namespace.shard_lists`."""
-_SEVERAL = re.compile(r"::(?![^\[\]]*\])")
+_SEVERAL = re.compile(rf"::(?![^\[\]{ASIDE_BRACKETS}]*[\]{ASIDE_BRACKETS[1]}])")
 """Between sources in one word, as webdataset takes them; not in the address `[::1]` of a server."""
 EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
@@ -173,7 +174,9 @@ def parse_source(text: str | None) -> Source:
     bucket, path = split_url(text)
     directory = decoded(bucket, path).strip("/")
     if directory and any(part in ("", ".", "..") for part in directory.split("/")):
-        raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`")
+        shown = "; a mount of what is above it shows them as aisfs-empty, aisfs-dot, aisfs-dotdot"
+        how = shown if bucket.provider is Provider.S3 else ""
+        raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`{how}")
     return BucketSource(bucket, f"{directory}/" if directory else "")
 
 

@@ -362,7 +362,9 @@ class ShardNames:
             ConfigError: the braces contain something else, or this is not the name of a shard.
         """
         if not text.endswith(".tar"):
-            raise ConfigError(f"{literal(text)}: the name of a shard ends in .tar")
+            raise ConfigError(
+                f"{literal(text)}: the name of a shard ends in .tar: write one, or a range as in train-{{000000..}}.tar"
+            )
         text = marked(text, lambda _: False)
         found = list(_RANGE.finditer(text))
         rest = _RANGE.sub("", text)

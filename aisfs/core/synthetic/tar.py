@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from aisfs.config import KeyRule
+from aisfs.core.namespace.keys import path_of
 from aisfs.core.tar.header import padded
 from aisfs.core.views.component_finder import has_component
 from aisfs.core.views.samples import INCOMPLETE, SPLITS, split_name
@@ -106,8 +107,8 @@ class LooseShard(VirtualShard):
         starts = array("q", [0])
         digest = blake2b(str(bucket).encode(), digest_size=16)
         for info in self._objects:
-            starts.append(starts[-1] + member_size(info.key[cut:], info.size))
-            digest.update(spelled(info.key[cut:], *version_of(info)))
+            starts.append(starts[-1] + member_size(path_of(info.key[cut:]), info.size))
+            digest.update(spelled(path_of(info.key[cut:]), *version_of(info)))
         newest = max((info.mtime_ns for info in self._objects), default=0)
         super().__init__(starts, digest.hexdigest(), newest)
 
@@ -115,7 +116,7 @@ class LooseShard(VirtualShard):
         info, start, data = self._objects[at], self._starts[at], self._data_start(at)
         head = overlap(wanted, start, data)
         if head:
-            yield member_header(info.key[self._cut :], info.size)[head.start : head.stop]
+            yield member_header(path_of(info.key[self._cut :]), info.size)[head.start : head.stop]
         yield from self._contents_of(at, wanted)
         padding = overlap(wanted, data + info.size, self._starts[at + 1])
         if padding:
@@ -157,7 +158,7 @@ def loose_shards(
     members: list[ObjectInfo] = []
     samples = size = 0
     for sample in _samples(objects, cut, rule, require, exclusions):
-        length = sum(member_size(info.key[cut:], info.size) for info in sample)
+        length = sum(member_size(path_of(info.key[cut:]), info.size) for info in sample)
         full = samples == split.samples or (
             split.size is not None and tar_size(size + length) > split.size
         )
@@ -181,7 +182,7 @@ def _samples(
 ) -> Iterator[list[ObjectInfo]]:
     parts: list[tuple[bytes, bytes, bytes, ObjectInfo]] = []
     for info in objects:
-        name = os.fsencode(info.key[cut:])
+        name = os.fsencode(path_of(info.key[cut:]))
         found = split_name(name, SPLITS[rule])
         if isinstance(found, str):
             exclusions[found] += 1

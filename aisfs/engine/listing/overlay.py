@@ -356,6 +356,6 @@ def _directories_above(key: str) -> list[str]:
 
 def _place(bucket: Bucket, key: str) -> tuple[DirectoryId, bytes]:
     """Split a key, or the prefix of a directory, into directory and name."""
-    parent, _, _ = key.removesuffix("/").rpartition("/")
-    prefix = f"{parent}/" if parent else ""
+    parent, slash, _ = key.removesuffix("/").rpartition("/")
+    prefix = parent + slash
     return (bucket, prefix), entry_name(prefix, key)

@@ -13,7 +13,7 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.cache.metadata_cache import DirectoryId
-from aisfs.core.namespace.keys import child_key, child_prefix, entry_name
+from aisfs.core.namespace.keys import child_key, child_prefix, entry_name, is_key
 from aisfs.core.namespace.listing import Listed
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
@@ -135,7 +135,7 @@ class Probes:
             info = await self._store.head(bucket, key)
 
         async with trio.open_nursery() as nursery:
-            for question in [look_below] * shows(below) + [look] * shows(key):
+            for question in [look_below] * shows(below) + [look] * (is_key(key) and shows(key)):
                 nursery.start_soon(ask, question)
         if is_directory and info is not None:
             self.note_beside(directory, [name])

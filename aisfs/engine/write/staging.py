@@ -70,6 +70,8 @@ class StagedFile:
         """Bytes."""
         self.in_order = 0
         """Bytes from the beginning on that were written without leaving any out."""
+        self.is_loaded = False
+        """Whether it began as what the store had."""
         self.sent_ahead: UploadAhead | None = None
         """To be told of changes to what was sent of it already."""
         self._call_at = NEVER

@@ -5,6 +5,7 @@ after an error the store holds what it held before.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,10 @@ from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
 
+COPY_MAX = 16 << 20
+"""Bytes of a file whose content is kept here for its next change; fetching more costs less than sending it again."""
+COPIES_MAX = 8
+"""Files of which there are such copies, each of which has two open files: as many logs as one program writes at once."""
 INDEX_BUCKET_SECONDS = 60.0
 """How long the bucket of indexes stays missing."""
 
@@ -73,6 +78,8 @@ class Writer:
         self._index_bucket = index_bucket
         self._staging = staging
         self._ahead = EarlyUploader(store, services)
+        self._copies: OrderedDict[tuple[Bucket, str], tuple[ObjectInfo, StagedFile]] = OrderedDict()
+        """Files that were changed in part and are on the local disk still, and their versions."""
         self._endpoint = endpoint
         self.appender = Appender(
             store, staging, services, ignore_zeros=ignore_zeros, indexer=indexer
@@ -117,13 +124,36 @@ class Writer:
         return StagedRecord(self._endpoint, bucket, key, member, version, mode, only_new=only_new)
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
-        """Stage the content of a version of an object.
+        """Stage the content of a version of an object that is to be changed in part.
 
         Raises:
             Stale, NotFound: it is another version by now, or gone.
             OutOfSpace: it does not fit.
         """
-        return await load(self._store, self._staging, bucket, info)
+        version, staged = self._copies.pop((bucket, info.key), (None, None))
+        if version is not None and staged is not None:
+            told = (version.version and info.version) or (version.checksum and info.checksum)
+            if self._staging.reuse(staged) and told and version.same_content(info):
+                return staged
+            staged.discard()
+        staged = await load(self._store, self._staging, bucket, info)
+        staged.is_loaded = True
+        return staged
+
+    def let_go(self, bucket: Bucket, info: ObjectInfo | None, staged: StagedFile) -> None:
+        """Free a file, or keep it for its next change if it is the version `info` of what was loaded.
+
+        So a log that is opened for each line is fetched once.
+        """
+        if info is None or not staged.is_loaded or staged.size > COPY_MAX:
+            staged.discard()
+            return
+        self._copies[bucket, info.key] = info, staged
+        self._staging.keep(staged)
+        if len(self._copies) > COPIES_MAX:
+            _, (_, oldest) = self._copies.popitem(last=False)
+            self._staging.reuse(oldest)
+            oldest.discard()
 
     # objects ---------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no lookup counts.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -244,7 +243,7 @@ class Tree:
             Inode of the directory and name of each entry that the kernel must look up again.
         """
         prefix, slash, name = node.info.key.rpartition("/")
-        listed = os.fsencode(name)
+        listed = names.entry_name("", name)
         self._lister.drop(node.bucket, prefix + slash, listed)
         others = [each for each in self.names_of(listed) if each != node.name]
         return [(node.parent, each) for each in [*others, node.name]]
@@ -254,7 +253,7 @@ class Tree:
         bucket, prefix = place or (None, "")
         if bucket is not None and prefix:
             parent, slash, name = prefix.removesuffix("/").rpartition("/")
-            self._lister.drop(bucket, parent + slash, os.fsencode(name))
+            self._lister.drop(bucket, parent + slash, names.entry_name("", name))
         await self._lister.refresh(bucket, prefix)
         return []
 

@@ -257,7 +257,8 @@ class Committer:
             self.let_wait(file)
             return
         if file.staged is not None:
-            file.staged.discard()
+            whole = not (file.dirty or file.member or file.unlinked or file.detached_because)
+            self._writer.let_go(file.bucket, file.base if whole else None, file.staged)
             file.staged = None
             file.dirty = False
         if file.member and file.detached_because is None:

@@ -343,7 +343,7 @@ class Creator:
             self._inodes.validity.changed(parent)
             return self._inodes.counted(made)
         where = writable_directory(node)
-        key = new_key(where, name)
+        key = new_key(where, name, directory=True)
         await self._check_free(where, parent, name)
         attributes = self._inodes.directory_attributes
         shard = self._shard_of(name)
@@ -429,10 +429,10 @@ def writable_directory(node: Node) -> DirectoryNode:
     raise ReadOnly("only buckets are here, and only directories can be made")
 
 
-def new_key(where: DirectoryNode, name: bytes) -> str:
-    """Return the key of a new object, if the store takes and lists such a key."""
+def new_key(where: DirectoryNode, name: bytes, *, directory: bool = False) -> str:
+    """Return the key of a new object or directory, if the store takes and lists such a key."""
     key = keys.child_key(where.prefix, name)
-    keys.check_new_key(where.bucket, key)
+    keys.check_new_key(where.bucket, key, directory=directory)
     return key
 
 

@@ -227,8 +227,8 @@ class Renamer:
         target = writable_directory(target)
         if where.bucket != target.bucket:
             raise CrossDevice("objects are not renamed from bucket to bucket")
-        key = new_key(target, new_name)
         found = await find_name(self._tree, where, parent, name)
+        key = new_key(target, new_name, directory=isinstance(found.node, DirectoryNode))
         only_new = bool(flags & RENAME_NOREPLACE)
         if only_new or not self._needs_no_question(found.node, target):
             victim = await self._tree.find_to_make(target, new_parent, new_name)

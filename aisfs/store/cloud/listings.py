@@ -21,7 +21,7 @@ import trio
 from obstore.exceptions import InvalidPathError
 
 from aisfs.config import ClusterSettings
-from aisfs.core.namespace.keys import never_below
+from aisfs.core.namespace.urls import has_no_path
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.store.cloud.clients import Client
@@ -82,7 +82,7 @@ class Listings:
         self._count = count
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
-        self._odd_keys = OddKeys(settings, count)
+        self.odd_keys = OddKeys(settings, count)
         self._deadline = settings.io_timeout
         self._refused: dict[tuple[Bucket, str], _OddKey] = {}
         """Directories that cannot be listed at all, and why."""
@@ -105,12 +105,13 @@ class Listings:
 
     async def page(self, client: Client, bucket: Bucket, prefix: str, token: str) -> Page:
         """Return a page of a directory; see `ObjectStore.list_page`."""
-        if never_below(prefix):
+        odd = has_no_path(prefix)
+        if odd and not are_listed(bucket):
             return Page([], [], "")
         if token == _BY_NAME:
             raise self._refused[bucket, prefix]
-        if (bucket, prefix) in self._odd:
-            return await self._odd_keys.page(bucket, prefix, token)
+        if odd or (bucket, prefix) in self._odd:
+            return await self.odd_keys.page(bucket, prefix, token)
         self._forget_old()
         known = self._pending.pop(token, None)
         number = known.number if known else 1 + int(token.rpartition("-")[2] or 0)
@@ -127,9 +128,9 @@ class Listings:
             self._pending[token] = _Pending(future, trio.current_time(), number, began)
             return Page([], [], token)
         if isinstance(refused := future.exception(), InvalidPathError):
-            if _lists_odd_keys(bucket):
+            if are_listed(bucket):
                 self._odd.add((bucket, prefix))
-                return await self._odd_keys.page(bucket, prefix, "")
+                return await self.odd_keys.page(bucket, prefix, "")
             # The directory counts as a large one: its names are looked up one by one.
             self._refused[bucket, prefix] = _odd_key(bucket, prefix, refused)
             return Page([], [], _BY_NAME)
@@ -171,8 +172,11 @@ class Listings:
         self, client: Client, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
     ) -> Keys:
         """Return the first keys below a directory; see `ObjectStore.first_keys`."""
-        if never_below(prefix):
-            return Keys([], complete=True)
+        if has_no_path(prefix):
+            if not are_listed(bucket):
+                return Keys([], complete=True)
+            found = await self.odd_keys.first(bucket, prefix, most + 1, "")
+            return Keys([key for key, _ in found[:most]], len(found) <= most)
         try:
             return await self._first_keys(client, bucket, prefix, most, sure=sure)
         except _OddKey as odd:  # so there is something
@@ -199,10 +203,10 @@ class Listings:
         Raises:
             Unsupported: only the cloud's own tools can do it.
         """
-        if not _lists_odd_keys(bucket):
+        if not are_listed(bucket):
             what = "this takes boto3" if bucket.provider is Provider.S3 else "obstore cannot do it"
             raise Unsupported(f"{bucket}/{prefix}: {what}; the cloud's own tools can")
-        await self._odd_keys.remove_marker(bucket, prefix)
+        await self.odd_keys.remove_marker(bucket, prefix)
 
     def close(self) -> None:
         """Cancel the listings that are under way."""
@@ -218,8 +222,8 @@ class Listings:
         self, client: Client, bucket: Bucket, prefix: str, most: int, after: str = ""
     ) -> list[tuple[str, datetime]]:
         """Return the first paths behind `after`, and when they changed; obstore may make one of a marker `dir/`, too."""
-        if after and REFUSED.search(after) and _lists_odd_keys(bucket):
-            return await self._odd_keys.first(bucket, prefix, most, after)
+        if after and REFUSED.search(after) and are_listed(bucket):
+            return await self.odd_keys.first(bucket, prefix, most, after)
         with cloud_errors(f"{bucket}/{prefix}"):
             stream = obstore.list(client, prefix or None, offset=after or None, chunk_size=most)
             try:
@@ -227,9 +231,9 @@ class Listings:
             except StopAsyncIteration:
                 found = ()
             except InvalidPathError as refused:
-                if not _lists_odd_keys(bucket):
+                if not are_listed(bucket):
                     raise _odd_key(bucket, prefix, refused) from None
-                return await self._odd_keys.first(bucket, prefix, most, after)
+                return await self.odd_keys.first(bucket, prefix, most, after)
         self._count("list", _requests(len(found)))
         self._note(bucket, found)
         _check_inside(bucket, prefix, [meta["path"] for meta in found])
@@ -304,10 +308,6 @@ class Listings:
 def _requests(entries: int) -> int:
     """Return how many requests brought so many entries."""
     return max(1, -(-entries // _PAGE))
-
-
-def _lists_odd_keys(bucket: Bucket) -> bool:
-    return bucket.provider is Provider.S3 and are_listed()
 
 
 def _check_inside(bucket: Bucket, prefix: str, paths: Sequence[str]) -> None:

@@ -6,10 +6,10 @@ compared again, so no file mixes two versions even where a server ignores the co
 A cloud keeps no custom metadata in its listings, and changes it only by copying: this store has none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import obstore
 import trio
@@ -22,6 +22,7 @@ from aisfs.errors import (
     AccessDenied,
     AisfsError,
     CrossDevice,
+    FileTooLarge,
     InvalidName,
     NotFound,
     ProtocolError,
@@ -35,6 +36,7 @@ from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures
 from aisfs.store.cloud.listings import Listings
 from aisfs.store.cloud.objects import REFUSED, check_version, condition, described, version_of
+from aisfs.store.cloud.odd_keys import is_odd
 from aisfs.store.cloud.uploads import Condition, Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.plain import PlainStore
@@ -52,10 +54,14 @@ from aisfs.store.retry import Retrier
 
 _PIECE = 1 << 20
 """Bytes given to a sink at once; as the HTTP client does."""
+_ODD_PIECE = 16 << 20
+"""Bytes asked for at once of an object that boto3 reads, which takes a thread for it."""
 _COPY_MOST = 5 << 30
 """Bytes that S3 copies with one request."""
 _COPIED_A_SECOND = 20e6
 """A cloud that copies may be silent meanwhile; slower than any of them."""
+
+_T = TypeVar("_T")
 
 
 class CloudStore(PlainStore):
@@ -79,6 +85,7 @@ class CloudStore(PlainStore):
         self._futures = Futures()
         self._listings = Listings(self._futures, count, settings)
         self._uploads = Uploads(self._futures, count, settings)
+        self._odd_keys = self._listings.odd_keys
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """Refuse: which buckets there are is told to accounts, not to readers of one bucket."""
@@ -108,6 +115,8 @@ class CloudStore(PlainStore):
         subject = self._subject(bucket, key)
         client = self._reads(bucket)
         await self._check_spelling(bucket, key)
+        if is_odd(bucket, key):
+            return await self._of_odd(bucket, partial(self._odd_keys.head, bucket, key))
         async with self._limiter:
             self._count("head", 1)
             try:
@@ -152,6 +161,10 @@ class CloudStore(PlainStore):
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
         subject = self._subject(bucket, expected.key)
         client = self._reads(bucket)
+        if is_odd(bucket, expected.key):
+            read = partial(self._odd_keys.read, bucket, expected, start, len(buffer))
+            buffer[:] = await self._of_odd(bucket, read)
+            return
         async with self._limiter:
             result = await self._get(client, bucket, expected, {"range": (start, stop)})
             check_version(subject, expected, result.meta)
@@ -167,6 +180,9 @@ class CloudStore(PlainStore):
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
         subject = self._subject(bucket, expected.key)
         client = self._reads(bucket)
+        if is_odd(bucket, expected.key):
+            await self._stream_odd(bucket, expected, sink)
+            return
         done = 0
         async with self._limiter:
             result = await self._get(client, bucket, expected, {})
@@ -184,6 +200,23 @@ class CloudStore(PlainStore):
                 await trio.to_thread.run_sync(sink, memoryview(piece))
         if done != expected.size:
             raise Unavailable(f"{subject}: sent {done} of {expected.size} bytes")
+
+    async def _stream_odd(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
+        if not expected.size and not expected.same_content(await self.head(bucket, expected.key)):
+            raise Stale(f"{bucket}/{expected.key}: the object changed")
+        for start in range(0, expected.size, _ODD_PIECE):
+            size = min(_ODD_PIECE, expected.size - start)
+            read = partial(self._odd_keys.read, bucket, expected, start, size)
+            await trio.to_thread.run_sync(sink, memoryview(await self._of_odd(bucket, read)))
+
+    async def _of_odd(self, bucket: Bucket, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Have boto3 do what concerns a key that obstore refuses."""
+        try:
+            async with self._limiter:
+                return await call()
+        except NotFound:
+            await self._check_bucket(bucket)
+            raise
 
     async def _get(
         self, client: Client, bucket: Bucket, expected: ObjectInfo, options: dict[str, object]
@@ -221,13 +254,18 @@ class CloudStore(PlainStore):
         replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
-        check_new_key(bucket, key)
+        _check_new(bucket, key)
         encode_custom(custom, "")  # what no store takes is refused here, too
         subject, client = self._subject(bucket, key), self._writes(bucket)
         await self._check_spelling(bucket, key)
+        condition = Condition(only_new, replaces)
+        if is_odd(bucket, key) and content.size > self._settings.part_size:
+            raise FileTooLarge(f"{subject}: a file of such a name has at most --part-size bytes")
         async with self._limiter:
-            condition = Condition(only_new, replaces)
-            etag = await self._uploads.send(client, key, content, subject, progress, condition)
+            if is_odd(bucket, key):
+                etag: str | None = await self._odd_keys.upload(bucket, key, content, condition)
+            else:
+                etag = await self._uploads.send(client, key, content, subject, progress, condition)
         # Only this is repeated: the content is there.
         info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)
@@ -252,7 +290,7 @@ class CloudStore(PlainStore):
         """Copy an object within its bucket; the cloud does it."""
         if (bucket, key) == (to_bucket, new_key):
             raise ValueError(f"{bucket}/{key}: a copy onto itself")
-        check_new_key(to_bucket, new_key)
+        _check_new(to_bucket, new_key)
         await self._check_spelling(to_bucket, new_key)
         subject, client = self._subject(bucket, key), self._writes(bucket)
         info = await self.head(bucket, key)
@@ -262,8 +300,11 @@ class CloudStore(PlainStore):
         if info.size > _COPY_MOST and bucket.provider is Provider.S3:
             raise CrossDevice(f"{subject}: S3 copies no object above 5 GiB at once")
         before = await self._head_or_none(to_bucket, new_key)
-        call = partial(obstore.copy_async, client, key, new_key)
-        await self._change(bucket, "copy", call, subject, info.size)
+        if is_odd(bucket, key) or is_odd(bucket, new_key):
+            await self._of_odd(bucket, partial(self._odd_keys.copy, bucket, key, new_key))
+        else:
+            call = partial(obstore.copy_async, client, key, new_key)
+            await self._change(bucket, "copy", call, subject, info.size)
         check = partial(self._copied, bucket, new_key, info, before)
         if bucket.provider is not Provider.AZ:
             return await check()
@@ -315,6 +356,9 @@ class CloudStore(PlainStore):
         self._clients.clear()
 
     async def _delete(self, client: Client, bucket: Bucket, key: str) -> None:
+        if is_odd(bucket, key):
+            await self._of_odd(bucket, partial(self._odd_keys.remove, bucket, key))
+            return
         call = partial(obstore.delete_async, client, key)
         await self._change(bucket, "delete", call, self._subject(bucket, key))
 
@@ -375,7 +419,7 @@ class CloudStore(PlainStore):
             key.encode()
         except UnicodeEncodeError:
             raise NotFound(f"{subject}: no cloud has such a name") from None
-        if not key or REFUSED.search(key):
+        if not key or (REFUSED.search(key) and not is_odd(bucket, key)):
             raise NotFound(f"{subject}: no such object")
         return subject
 
@@ -391,3 +435,10 @@ class CloudStore(PlainStore):
         if bucket not in self._clients:
             self._clients[bucket] = make_clients(bucket, self._settings)
         return self._clients[bucket]
+
+
+def _check_new(bucket: Bucket, key: str) -> None:
+    """Check that a new object may have this name; see `check_new_key`."""
+    check_new_key(bucket, key)
+    if REFUSED.search(key) and not is_odd(bucket, key):
+        raise InvalidName(f"{bucket}/{key}: boto3 writes such names, and is not installed")

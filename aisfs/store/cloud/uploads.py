@@ -36,7 +36,7 @@ _LOOKS = 4
 """How often the cloud is asked whether it answers, in the time that it may be silent."""
 _ABORT_SECONDS = 5.0
 """To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
-_MADE_BY = "aisfsupload"
+MADE_BY = "aisfsupload"
 """Metadata of an object that was to be a new one: `only_new`. Azure takes no hyphen in such a name."""
 
 
@@ -83,7 +83,7 @@ class Uploads:
         obstore completes no upload in parts on a condition. So for large contents, and in a cloud that
         has no conditions, it is only looked whether somebody has changed the object meanwhile.
         """
-        marks = {_MADE_BY: condition.only_new} if condition.only_new else {}
+        marks = {MADE_BY: condition.only_new} if condition.only_new else {}
         upload = _Upload(client, key, content, subject, progress, marks)
         look = partial(self._look, upload, condition) if condition else None
         if content.size > self._part_size:
@@ -124,7 +124,7 @@ class Uploads:
             return "create"
         there = described(found.meta)
         if condition.replaces is None:
-            if found.attributes.get(_MADE_BY) != condition.only_new:
+            if found.attributes.get(MADE_BY) != condition.only_new:
                 check_condition(upload.subject, condition.only_new, None, there)
         elif not there.same_content(condition.replaces) and not await self._has(upload, there):
             check_condition(upload.subject, "", condition.replaces, there)

@@ -181,6 +181,15 @@ def test_empty_page(reply):
     assert listings.parse_page(reply, PETS, "a/", FACTS) == Page([], [], "")
 
 
+def test_components_that_aistore_refuses_or_drops_are_not_asked_for():
+    names = ["a/x.", "a/.", "a/..", "a//", "a/./", "a/b/", "a/.../"]
+    entries = [{"name": name, "flags": 256 if name.endswith("/") else 0} for name in names]
+    reply = Reply(200, {}, json.dumps({"entries": entries}).encode())
+    page = listings.parse_page(reply, Bucket("b", Provider.AWS), "a/", BucketFacts())
+    assert page.names == ["a/x.", "a/b/", "a/.../"]
+    assert page.unusable == ["a/.", "a/..", "a/./", "a//"]
+
+
 def test_page_with_names_that_are_not_utf8():
     packed = (
         b"\x82\xb1ContinuationToken\xa3\xc3\xbcb\xa7Entries\x92"

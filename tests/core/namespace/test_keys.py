@@ -8,17 +8,69 @@ from hypothesis import strategies as st
 
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import Refusal
-from aisfs.errors import NameTooLong
+from aisfs.errors import InvalidName, NameTooLong
 from aisfs.model import Bucket, Provider
 
+COMPONENTS = ["", ".", "..", "empty", "dot", "dotdot", "aisfs-", "aisfs-emptyx", "aisfs-.", "aisfs"]
+COMPONENTS += ["aisfs-" * n + word for n in (1, 2, 3) for word in ("empty", "dot", "dotdot")]
 
-@given(st.binary(min_size=1, max_size=300).filter(lambda b: b"/" not in b))
-def test_every_name_is_refused_or_comes_back(raw):
-    key = "dir/" + os.fsdecode(raw)
-    name = keys.entry_name("dir/", key)
+
+@given(st.binary(max_size=300).filter(lambda b: b"/" not in b) | st.sampled_from(COMPONENTS))
+def test_every_component_is_refused_or_comes_back(raw):
+    component = raw if isinstance(raw, str) else os.fsdecode(raw)
+    name = keys.entry_name("dir/", f"dir/{component}")
+    assert name not in (b"", b".", b"..")
     if keys.refusal(name) is None:
-        assert keys.child_key("dir/", name) == key
-        assert name == raw
+        assert keys.child_key("dir/", name) == f"dir/{component}"
+        assert keys.child_prefix("dir/", name) == f"dir/{component}/"
+        assert keys.entry_name("dir/", f"dir/{component}/") == name
+
+
+@given(st.binary(min_size=1, max_size=255).filter(lambda b: b"/" not in b and b"\0" not in b))
+def test_every_name_of_a_path_stands_for_one_component(name):
+    if name not in (b".", b".."):
+        assert keys.entry_name("dir/", keys.child_key("dir/", name)) == name
+
+
+def test_no_two_components_meet_under_one_name():
+    names = {component: keys.entry_name("", component) for component in COMPONENTS}
+    assert len(set(names.values())) == len(COMPONENTS)
+    assert names[""] == b"aisfs-empty"
+    assert names["."] == b"aisfs-dot"
+    assert names[".."] == b"aisfs-dotdot"
+    assert names["aisfs-empty"] == b"aisfs-aisfs-empty"
+    assert all(names[usual] == usual.encode() for usual in ("empty", "aisfs-", "aisfs-emptyx"))
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("a/b.jpg", "a/b.jpg"),
+        ("a//b", "a/aisfs-empty/b"),
+        ("/../x", "aisfs-empty/aisfs-dotdot/x"),
+        ("a/.", "a/aisfs-dot"),
+        ("a/aisfs-dot/x", "a/aisfs-aisfs-dot/x"),
+        ("a/.../aisfs-dots", "a/.../aisfs-dots"),
+    ],
+)
+def test_path_of_a_key(key, path):
+    assert keys.path_of(key) == path
+
+
+@pytest.mark.parametrize("key", ["", "/", "a/", "a//"])
+def test_a_marker_of_a_directory_is_no_file(key):
+    assert not keys.is_key(key)
+    for provider in (Provider.AIS, Provider.S3):
+        with pytest.raises(InvalidName):
+            keys.check_new_key(Bucket("b", provider), key)
+
+
+@pytest.mark.parametrize("key", ["a//b", "/a", "a/./b", "..", "//"])
+def test_only_s3_takes_components_that_no_path_has(key):
+    keys.check_new_key(Bucket("b", Provider.S3), key, directory=True)
+    for provider in (Provider.AIS, Provider.AWS, Provider.GS, Provider.AZ):
+        with pytest.raises(InvalidName, match="cannot be written"):
+            keys.check_new_key(Bucket("b", provider), key, directory=True)
 
 
 @pytest.mark.parametrize(

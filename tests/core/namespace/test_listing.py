@@ -39,13 +39,23 @@ def test_directory_hides_the_object_of_its_name_and_counts_it():
 
 
 def test_names_that_cannot_be_are_counted():
-    listing = listing_of("", [page("ok", "a" * 256, "..", "x/", directories=["/", "./"])])
+    listing = listing_of("", [page("ok", "a" * 256, "a\0", "x/")])
     assert names(listing) == [b"ok"]
-    assert listing.refused == {
-        Refusal.TOO_LONG: 1,
-        Refusal.DOTS: 2,
-        Refusal.EMPTY_COMPONENT: 2,
-    }
+    assert listing.refused == {Refusal.TOO_LONG: 1, Refusal.NUL: 1, Refusal.EMPTY_COMPONENT: 1}
+
+
+def test_components_that_no_path_has_get_names():
+    listing = listing_of("", [page("ok", "..", "aisfs-dot", directories=["/", "./"])])
+    assert sorted(names(listing)) == [
+        *(b"aisfs-aisfs-dot", b"aisfs-dot", b"aisfs-dotdot", b"aisfs-empty", b"ok")
+    ]
+    assert not listing.refused
+
+
+def test_what_the_store_cannot_be_asked_for_is_counted():
+    builder = ListingBuilder("d/")
+    builder.add(Page([], [], "", unusable=["d//", "d/./", "d/.."]))
+    assert builder.finish().refused == {Refusal.EMPTY_COMPONENT: 1, Refusal.DOTS: 2}
 
 
 def test_marker_object_of_the_directory_itself_is_no_entry():
@@ -55,7 +65,22 @@ def test_marker_object_of_the_directory_itself_is_no_entry():
 
 
 PARTS = st.sampled_from(
-    ["", ".", "..", "a", "b", "c/", "/", "x\0y", "\udcff", "é", "n" * 255, "n" * 256]
+    [
+        "",
+        ".",
+        "..",
+        "aisfs-dot",
+        "aisfs-dots",
+        "a",
+        "b",
+        "c/",
+        "/",
+        "x\0y",
+        "\udcff",
+        "é",
+        "n" * 255,
+        "n" * 256,
+    ]
 )
 
 

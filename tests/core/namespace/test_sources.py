@@ -88,6 +88,8 @@ def test_shards_without_aistore(text, found):
         ("ais://a/x.tar::ais://b/y-{0..1}.tar",
          ["ais://a/x.tar", "ais://b/y-0.tar", "ais://b/y-1.tar"]),
         ("ais://a/d::ais://b/e", ["ais://a/d/", "ais://b/e/"]),
+        ("http://[::1]:8/a.tar::http://[fe80::1]/{b,c}/[x].tar",
+         ["http://[::1]:8/a.tar", "http://[fe80::1]/b/[x].tar", "http://[fe80::1]/c/[x].tar"]),
         ("x.tar::d/y.tar", ["x.tar", "d/y.tar"]),
         ("kept::x.tar", ["kept::x.tar"]),
     ],

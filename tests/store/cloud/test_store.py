@@ -9,17 +9,20 @@ import pytest
 import trio
 
 from aisfs.config import ClusterSettings
+from aisfs.core.namespace.keys import Refusal
 from aisfs.core.namespace.listing import ListingBuilder
 from aisfs.errors import (
     AccessDenied,
     AlreadyExists,
+    BucketNotFound,
     ContentUnreadable,
     DeadlineExceeded,
     InvalidName,
     NotFound,
+    Stale,
     Unavailable,
 )
-from aisfs.model import Bucket, Provider
+from aisfs.model import Bucket, Keys, Provider
 from aisfs.store.cloud import listings, uploads
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent
@@ -198,9 +201,7 @@ async def test_nothing_is_written_without_credentials(server: RunningServer, sto
 ODD = ["d//x", "d/../y", "d/./z", "/lead", "d/tab\tx", "d/tab\t/x", "d/\x7f", "d/..", "d//"]
 
 
-async def test_keys_that_obstore_refuses_are_left_out_of_listings(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+async def test_keys_that_obstore_refuses_are_listed(monkeypatch: pytest.MonkeyPatch):
     with moto() as s3:
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
@@ -212,23 +213,77 @@ async def test_keys_that_obstore_refuses_are_left_out_of_listings(
         async for page in pages_of(store, bucket, "d/"):
             lister.add(page)
         listing = lister.finish()
-        assert sorted(listing.names) == [b"%04d" % number for number in range(1001)]
-        assert sum(listing.refused.values()) == 7, listing.refused
-        assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-        top = ListingBuilder("")
-        top.add(await store.list_page(bucket, ""))
-        assert (sorted(top.finish().names), sum(top.finish().refused.values())) == (
-            [b"d", b"fine"],
-            1,
-        )
+        odd = [b"\x7f", b"aisfs-dot", b"aisfs-dotdot", b"aisfs-empty", b"tab\t", b"tab\tx"]
+        assert sorted(listing.names) == sorted([*(b"%04d" % n for n in range(1001)), *odd])
+        assert listing.refused == {Refusal.HIDDEN_BY_DIRECTORY: 1}, "the object called `..`"
+        for prefix, wanted in (("", {"/", "d/"}), ("d//", set()), ("d/../", set()), ("/", set())):
+            page = await store.list_page(bucket, prefix)
+            assert set(page.directories) == wanted
+        names = {info.key for info in page.objects}
+        assert names == {"/lead"}
         assert (await store.first_keys(bucket, "", 1)).found
+        assert (await store.first_keys(bucket, "d//", 1)) == Keys(["d//"], complete=False)
+        assert (await store.first_keys(bucket, "d/./", 9)) == Keys(["d/./z"], complete=True)
+        assert (await store.first_keys(bucket, "none//", 9)) == Keys([], complete=True)
         keys = await store.first_keys(bucket, "d/", 10_000)
         assert (len(keys.found), keys.complete) == (1001 + 8, True)
-        for key in ODD:
+        for key in ("", "d/", "d//"):  # as files
             with pytest.raises(NotFound):
                 await store.head(bucket, key)
             with pytest.raises(InvalidName):
                 await store.upload(bucket, key, BytesContent(b""))
+        await store.aclose()
+
+
+@pytest.mark.parametrize("key", ["a//b", "/a", "a/./b", "a/..", "t\tab", "//?x=1&y/ü +%2F"])
+async def test_objects_whose_keys_obstore_refuses_are_read_and_written(
+    monkeypatch: pytest.MonkeyPatch, key: str
+):
+    with moto() as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket, data = Bucket(s3.make_bucket(), Provider.S3), os.urandom(1000)
+        store = CloudStore(ClusterSettings())
+        with pytest.raises(NotFound):
+            await store.head(bucket, key)
+        with pytest.raises(BucketNotFound):
+            await store.head(Bucket("no-such-bucket", Provider.S3), key)
+        info = await store.upload(bucket, key, BytesContent(data), only_new="ours")
+        assert s3.get(bucket.name, key) == data
+        assert (await store.head(bucket, key)) == info
+        assert (info.key, info.size) == (key, 1000)
+
+        middle = memoryview(bytearray(100))
+        await store.read_range(bucket, info, 200, middle)
+        assert middle == data[200:300]
+        arrived = bytearray()
+        await store.stream(bucket, info, arrived.extend)
+        assert arrived == data
+
+        again = await store.upload(bucket, key, BytesContent(data), only_new="ours")
+        assert again.same_content(info), "as after a lost answer"
+        with pytest.raises(AlreadyExists):
+            await store.upload(bucket, key, BytesContent(b"x"), only_new="another")
+        newer = await store.upload(bucket, key, BytesContent(b""), replaces=info)
+        with pytest.raises(Stale):
+            await store.upload(bucket, key, BytesContent(b"x"), replaces=info)
+        with pytest.raises(Stale):
+            await store.read_range(bucket, info, 0, middle)
+        with pytest.raises(Stale):
+            await store.stream(bucket, info, arrived.extend)
+        await store.stream(bucket, newer, pytest.fail)
+        assert s3.get(bucket.name, key) == b""
+
+        s3.put(bucket.name, key, data)
+        await store.copy(bucket, key, bucket, "copy//of")
+        await store.rename(bucket, "copy//of", "plain")
+        assert s3.get(bucket.name, "plain") == data
+        await store.remove(bucket, key)
+        assert s3.get(bucket.name, key) is None
+        with pytest.raises(NotFound):
+            await store.remove(bucket, key)
+        with pytest.raises(NotFound):
+            await store.read_range(bucket, info, 0, middle)
         await store.aclose()
 
 
