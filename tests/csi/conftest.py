@@ -1,5 +1,6 @@
 """A driver and a mounter as Kubernetes runs them, and calls as kubelet makes them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -98,6 +99,12 @@ class Kubelet:
                 "source": source,
                 "csi.storage.k8s.io/ephemeral": "true",
                 "csi.storage.k8s.io/pod.namespace": fields.pop("namespace", "default"),
+                "csi.storage.k8s.io/serviceAccount.tokens": json.dumps(
+                    {
+                        audience: {"token": token, "expirationTimestamp": "2126-01-01T00:00:00Z"}
+                        for audience, token in fields.pop("tokens", {}).items()
+                    }
+                ),
                 **{name.replace("_", "-"): str(value) for name, value in fields.items()},
             },
         )
@@ -139,7 +146,8 @@ def clear(target: Path) -> None:
 
 
 @contextmanager
-def running_kubelet() -> Iterator[Kubelet]:
+def running_kubelet(**options: object) -> Iterator[Kubelet]:
+    """Run all of them; `options` are those of the server."""
     shard = b"".join(entry(b"%03d.txt" % row, b"content %d" % row) for row in range(20)) + END
     with ExitStack() as stack:
         place = Path(
@@ -150,7 +158,7 @@ def running_kubelet() -> Iterator[Kubelet]:
             {"a.txt": b"a", "#.tar": shard, "x.tar": shard, "slow.tar": shard},
         )
         (place / "pods").mkdir()
-        server = stack.enter_context(running_server(place / "store", faulty=True))
+        server = stack.enter_context(running_server(place / "store", faulty=True, **options))
         kubelet = Kubelet(place, server)
         try:
             kubelet.start("mounter")

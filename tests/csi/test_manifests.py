@@ -26,6 +26,11 @@ PLAIN = sorted(DEPLOY.glob("*.yaml"))
 MORE: dict[str, Any] = {
     "allowSchemes": ["https", "hf"],
     "allowHosts": ["data.example.com", "10.0.0.7:8080"],
+    "tokenRequests": [
+        {"audience": "aistore", "expirationSeconds": 3600},
+        {"audience": "sts.amazonaws.com"},
+    ],
+    "tokenAudience": "aistore",
     "imagePullSecrets": [{"name": "registry"}],
     "caConfigMap": "ca",
     "extraEnv": [{"name": "AISFS_LATEST", "value": "yes"}],
@@ -227,6 +232,7 @@ def test_the_defaults_of_the_chart_mount_a_volume():
         ("AIS_CLIENT_CA", "/missing/ca.crt", "/missing/ca.crt: no such file"),
         ("AIS_AUTHN_TOKEN_FILE", "/missing/token", "/missing/token: No such file"),
         ("AISFS_METRICS_ADDR", "9100", "only one volume could listen there"),
+        ("AISFS_TOKEN_EXCHANGE", "idp:8443/token", "expected the URL of a token endpoint"),
         ("AISFS_WRITE_BACK", "5", "--write-back needs --writable"),
     ],
 )

@@ -28,9 +28,10 @@ import trio
 from aisfs.ais.client import AISClient
 from aisfs.app import mount as mounts
 from aisfs.app.csi.failures import Code, VolumeError, code_of
+from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
 from aisfs.app.csi.volumes import TOKEN, Secrets, Volume, check_endpoint, check_plan
 from aisfs.app.plan import plan_mount
-from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings
+from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, clouds
 from aisfs.config.values import existing_directory
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.process import daemon
@@ -149,7 +150,10 @@ class Mounter:
 
     def renew(self, device: int, secrets: Mapping[str, str]) -> str:
         """Give the daemon of a mount other secrets; return which of them it cannot take, and why."""
-        return self._ask(Renew(device, dict(secrets)), Answer).reason
+        said = self._ask(Renew(device, dict(secrets)), Answer)
+        if said.code is not Code.OK:
+            raise VolumeError(said.code, said.reason)
+        return said.reason
 
     def status(self) -> Status:
         """Return how the mounter is."""
@@ -221,6 +225,7 @@ def check_environment() -> None:
     cluster = ClusterSettings.load({})
     if cluster.endpoint:
         AISClient(cluster)  # reads the token and the certificates, and sends nothing
+    check_exchange()
     plan_mount(["ais://bucket"], Path("/dev/fd/3"), (), {"endpoint": "http://localhost"})
     address = MonitoringSettings.load({}).listen_on
     if address is not None and address[1]:
@@ -354,7 +359,10 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
         case Serve(device, volume):
             return _start(device, volume, descriptors[0])
         case Renew(device, secrets):
-            return Answer(reason=Secrets(device).renew(_daemons(device), secrets))
+            try:
+                return Answer(reason=Secrets(device).renew(_daemons(device), _final(secrets)))
+            except AisfsError as error:
+                return Answer(code_of(error), str(error))
         case Ask():
             memory = MachineMemory()
             room = memory.limit()
@@ -418,7 +426,9 @@ def _serve(
     warnings.attach()
     try:
         check_endpoint(volume)
-        settings = {**volume.settings, **Secrets(device).keep(volume.secrets)}
+        kept = Secrets(device).keep(_final(volume.secrets))
+        clouds.use_identity(volume.cloud.variables, kept.pop(CLOUD_TOKEN, ""))
+        settings = {**volume.settings, **kept}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)
         plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
@@ -437,7 +447,17 @@ def _serve(
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
 
 
+def _final(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return secrets as a daemon keeps them: with a token for AIStore instead of the pod's."""
+    found = dict(secrets)
+    if token := found.pop(POD_TOKEN, ""):
+        found[TOKEN] = for_aistore(token)
+    return found
+
+
 def _about_token(volume: Volume) -> str:
+    if POD_TOKEN in volume.secrets:
+        return " (in Kubernetes: it is the token of the pod's service account that is refused)"
     if TOKEN in volume.secrets:
         return " (in Kubernetes the token is in the secret that the volume's nodePublishSecretRef names)"
     return " (in Kubernetes: the volume names no secret with a token in nodePublishSecretRef)"

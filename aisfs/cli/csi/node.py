@@ -64,6 +64,12 @@ def csi() -> None:
     help="Most volumes that Kubernetes may place on this node; 0 is no limit.",
 )
 @click.option(
+    "--token-audience",
+    metavar="AUDIENCE",
+    default="",
+    help="Give AIStore the pod's token for this audience, if the volume has no token of its own.",
+)
+@click.option(
     "--metrics-addr", metavar="HOST:PORT", help="Serve the driver's counters for Prometheus there."
 )
 @log_options
@@ -75,6 +81,7 @@ def driver(
     allow_host: tuple[str, ...],
     max_io_timeout: float,
     max_volumes: int,
+    token_audience: str,
     metrics_addr: str | None,
     **log_settings: object,
 ) -> int:
@@ -85,7 +92,7 @@ def driver(
     from aisfs.config import LogSettings, MonitoringSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
-    permitted = Permitted(allow_scheme, allow_host, max_io_timeout)
+    permitted = Permitted(allow_scheme, allow_host, max_io_timeout, token_audience)
     monitoring = MonitoringSettings.load({"metrics_addr": metrics_addr})
     with loading():
         try:
