@@ -17,6 +17,7 @@ OPTIONAL = {
     "aisfs.server.tokens",
     "aisfs.server.worker",
     "aisfs.app.csi.rpc.csi_pb2",
+    "aisfs.app.csi.rpc.controller",
     "aisfs.app.csi.rpc.services",
 }
 """They import what is an extra, or patch what they run in."""

@@ -97,6 +97,8 @@ class Status(msgspec.Struct):
     """How many died of each signal; `OUT_OF_MEMORY` is one of its own."""
     memory_limit: int | None
     memory_available: int | None
+    devices: list[int] = []
+    """The device numbers of the mounts that are served."""
 
 
 OUT_OF_MEMORY = "out of memory"
@@ -360,14 +362,16 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
             return _start(device, volume, descriptors[0])
         case Renew(device, secrets):
             try:
-                return Answer(reason=Secrets(device).renew(_daemons(device), _final(secrets)))
+                own = [pid for pid, served in _daemons().items() if served == device]
+                return Answer(reason=Secrets(device).renew(own, _final(secrets)))
             except AisfsError as error:
                 return Answer(code_of(error), str(error))
         case Ask():
             memory = MachineMemory()
-            room = memory.limit()
+            room, served = memory.limit(), _daemons()
             return Status(
-                daemons=len(_daemons()),
+                daemons=len(served),
+                devices=list(served.values()),
                 killed=ends.killed,
                 deaths=ends.deaths,
                 memory_limit=None if room is None else room.size,
@@ -375,14 +379,14 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
             )
 
 
-def _daemons(device: int | None = None) -> list[int]:
-    """Return the processes that serve volumes, or only that of one device; for a child of the mounter."""
-    found = []
+def _daemons() -> dict[int, int]:
+    """Return the processes that serve volumes, with the device numbers of their mounts; for a child of the mounter."""
+    found = {}
     for pid in _children(f"{os.getppid()}/task/{os.getppid()}"):
         with suppress(OSError):  # it has ended
             name = _NAME.fullmatch(Path(f"/proc/{pid}/comm").read_text())
-            if name is not None and device in (None, int(name[1])):
-                found.append(pid)
+            if name is not None:
+                found[pid] = int(name[1])
     return found
 
 

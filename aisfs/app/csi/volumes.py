@@ -169,7 +169,7 @@ def parse_volume(
             if (word := name.replace("-", "_")) in identity.ATTRIBUTES
         }
     )
-    settings = _parse_settings(given)
+    settings = parse_settings(given)
     label = str(settings.get("label", ""))
     if label.startswith(_TABLE):
         permitted.reach.check_text(f"label {_TABLE}", label.removeprefix(_TABLE))
@@ -184,7 +184,12 @@ def parse_volume(
     return Volume(sources, settings, kept, read_only, permitted, namespace, cloud)
 
 
-def _parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
+def parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return attributes as settings.
+
+    Raises:
+        ConfigError: one is no option of volumes.
+    """
     settings: dict[str, Any] = {}
     for word, value in given.items():
         name = word.replace("-", "_")
