@@ -283,6 +283,14 @@ class AISClient:
         """Make an empty bucket."""
         await self._edits.create_bucket(bucket)
 
+    async def destroy_bucket(self, bucket: Bucket) -> None:
+        """Destroy a bucket with all that is in it, once; only for one that is known to be ours alone.
+
+        Raises:
+            BucketNotFound: there is none.
+        """
+        await self._edits.destroy_bucket(bucket)
+
     async def by_uuid(self, bucket: Bucket) -> Bucket:
         """Name the cluster of a bucket by its uuid, which an alias may stop to stand for."""
         return await self.run(str(bucket), partial(self.remotes.by_uuid, bucket=bucket))

@@ -59,6 +59,10 @@ class Mutations:
         check_new_bucket(bucket)
         await self._do(write_requests.create_bucket(bucket), bucket)
 
+    async def destroy_bucket(self, bucket: Bucket) -> None:
+        """Destroy a bucket with all that is in it."""
+        await self._do(write_requests.destroy_bucket(bucket), bucket)
+
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""
         await self._do(write_requests.delete_object(bucket, key), bucket, key)

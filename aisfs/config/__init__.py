@@ -16,6 +16,7 @@ from aisfs.config.values import (
     configuration,
     in_environment,
     parse_size,
+    token_exchange,
     use_file,
     use_proxy,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "log_directory",
     "own_log",
     "parse_size",
+    "token_exchange",
     "use_file",
     "use_proxy",
 ]

@@ -5,12 +5,13 @@ tools have for it. obstore reads the rest itself: keys, tokens, regions, files w
 import json
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aisfs.config.values import drop_empty_variables, variable
+from aisfs.config.values import drop_empty_variables, set_variables, variable
 from aisfs.errors import ConfigError
 from aisfs.redaction import remember, remember_query, remember_url
 
@@ -71,6 +72,9 @@ _SECRETS = (
     "AZURE_CLIENT_SECRET",
     "AZURE_STORAGE_CLIENT_SECRET",
 )
+_PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+_TOKEN_FILES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AZURE_FEDERATED_TOKEN_FILE")
+"""Have the token of a workload; read again whenever credentials are asked for."""
 _SECRET_FILES = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
@@ -158,7 +162,7 @@ def azure_account() -> str:
 
 def has_aws_profile() -> bool:
     """Return whether AWS's own files say how to reach S3: a profile was chosen, or no keys are set."""
-    if variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+    if variable(*_PROFILES):
         return True
     if variable("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
         return False
@@ -178,9 +182,23 @@ def aws_region() -> str:
 def credentials_of(store: str) -> str:
     """Return where the credentials for a cloud come from; empty if nothing here has any."""
     if store == "s3" and has_aws_profile():
-        profile = variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
+        profile = variable(*_PROFILES) or "default"
         return f"the profile {profile} of AWS"
     return next((name for name in _CREDENTIALS.get(store, ()) if variable(name)), "")
+
+
+def use_identity(variables: Mapping[str, str], token_file: str) -> None:
+    """Let clouds know this process by a token in a file, and by none of the credentials of the environment.
+
+    Args:
+        variables: What else is to be set, such as the role that the token is for.
+        token_file: That file; empty to go on with the credentials that there are.
+    """
+    if not token_file:
+        set_variables(variables, ())
+        return
+    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES}
+    set_variables({**variables, **dict.fromkeys(_TOKEN_FILES, token_file)}, others)
 
 
 def remember_secrets() -> None:

@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 
 from aisfs.config import files
 from aisfs.errors import ConfigError
+from aisfs.redaction import remember_url
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -164,6 +165,20 @@ def use_proxy(url: str) -> None:
         os.environ[name] = os.environ[name.upper()] = url
 
 
+def set_variables(wanted: Mapping[str, str], unwanted: Collection[str]) -> None:
+    """Set some environment variables of this process, and unset others."""
+    for name in unwanted:
+        os.environ.pop(name, None)
+    os.environ.update(wanted)
+
+
+def token_exchange() -> str:
+    """Return the URL of the token endpoint that `aisfs csi mounter` asks; empty for none."""
+    url = variable(f"{PREFIX}TOKEN_EXCHANGE")
+    remember_url(url)
+    return url
+
+
 def in_environment(name: str) -> bool:
     """Return whether the environment sets an option."""
     field = KNOWN.get(name)
@@ -171,7 +186,7 @@ def in_environment(name: str) -> bool:
     return bool(named if field is None else variable_of(name, field))
 
 
-_BESIDE = frozenset({"CONFIG", "ALLOW_OTHER"})
+_BESIDE = frozenset({"CONFIG", "ALLOW_OTHER", "TOKEN_EXCHANGE"})
 """Variables that are no settings."""
 
 

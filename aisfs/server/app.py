@@ -23,6 +23,7 @@ import logging
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from aisfs.server.api.appends import Appends
 from aisfs.server.api.attached import Attached
@@ -75,17 +76,26 @@ _ONLY_HERE = frozenset({"uploadId", "append_type", "archpath", "etl_name"})
 """Queries of a PUT that AIStore passes on to other clusters, and this server does not."""
 
 
+class Tokens(Protocol):
+    """Decides about tokens; see `aisfs.server.tokens`."""
+
+    def check(self, token: str, cluster: str, bucket: str, root: str, method: str) -> None:
+        """Refuse a request whose token is not valid, or does not permit it."""
+        ...
+
+
 def make_app(
     root: Path,
     token: str | None = None,
     *,
+    tokens: Tokens | None = None,
     traps: bool = False,
     jobs: JobRules | None = None,
     signs: bool = False,
 ) -> WsgiApp:
     """Return the application that serves a directory.
 
-    With a token, requests to the proxy without it get 401; with traps, it destroys and hides what a
+    With a token, requests to the proxy without it get 401; `tokens` decides about others; with traps, it destroys and hides what a
     real AIStore would; `jobs` says which jobs its build lacks, and what they wait for. If it `signs`,
     the target takes only what the proxy has redirected so.
 
@@ -93,7 +103,7 @@ def make_app(
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
     harm = Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness()
-    return Server(root, token, harm, jobs, signs=signs)
+    return Server(root, token, harm, jobs, tokens=tokens, signs=signs)
 
 
 class Server:
@@ -106,9 +116,11 @@ class Server:
         traps: Kindness,
         rules: JobRules | None = None,
         *,
+        tokens: Tokens | None = None,
         signs: bool = False,
     ) -> None:
         self._token = token
+        self._tokens = tokens
         self.counters = Counters()
         self._storage = Storage(root, traps)
         self._cluster = Cluster(self._storage, rules or JobRules())
@@ -213,8 +225,8 @@ class Server:
         if name == "health":
             self.counters.add("health")
             return self._cluster.health()
-        self._authorize(request)
         rest = parts[1] if len(parts) > 1 else b""
+        self._authorize(request, name, text_of(rest.partition(b"/")[0]))
         match name:
             case "objects":
                 bucket, _, key = rest.partition(b"/")
@@ -226,9 +238,10 @@ class Server:
 
     def _serve_s3(self, request: Request) -> Reply:
         # AIStore looks for the token here too, since signatures take the other header.
+        path = request.raw_path.removeprefix(b"/s3")[1:]
         if request.header("X-Amz-Security-Token") != self._token:
-            self._authorize(request)
-        return self._s3.serve(request, request.raw_path.removeprefix(b"/s3")[1:])
+            self._authorize(request, bucket=text_of(path.partition(b"/")[0]))
+        return self._s3.serve(request, path)
 
     def _rest(self, request: Request, name: str, rest: str) -> Reply:
         if name == "ml":
@@ -250,15 +263,22 @@ class Server:
             return self._sorts.serve(request, rest)
         raise unsupported(f"{request.method} {request.path}")
 
-    def _authorize(self, request: Request) -> None:
-        if self._token is None or request.marked:
+    def _authorize(self, request: Request, root: str = "objects", bucket: str = "") -> None:
+        if request.marked:
+            return
+        if self._tokens is not None:
+            bearer = request.header("Authorization")
+            found = bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else ""
+            found = found or request.header("X-Amz-Security-Token")
+            self._tokens.check(found, self._cluster.node_id, bucket, root, request.method)
+        if self._token is None:
             return
         if request.header("Authorization") != f"Bearer {self._token}":
             raise Failure(401, "token is missing or not valid")
 
     def _easy(self, request: Request, parts: list[bytes]) -> Reply:
         """Serve `/ais/<bucket>[/<object>]`."""
-        self._authorize(request)
+        self._authorize(request, bucket=text_of(parts[2]))
         if request.method not in ("GET", "HEAD"):
             raise NotAllowed("GET, HEAD")
         bucket, key = text_of(parts[2]), parts[3] if len(parts) > 3 else b""

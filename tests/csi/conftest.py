@@ -1,5 +1,6 @@
 """A driver and a mounter as Kubernetes runs them, and calls as kubelet makes them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -31,20 +32,23 @@ class Kubelet:
     place: Path
     server: RunningServer
     processes: dict[str, Started] = field(default_factory=dict)
-    channel: grpc.Channel | None = None
+    channels: dict[str, grpc.Channel] = field(default_factory=dict)
 
     def start(self, name: str, *arguments: str, alone: bool = False, **variables: str) -> None:
-        """Start the driver or the mounter, with its output in a file; `alone` the arguments are all there are."""
+        """Start the driver, the mounter or the controller, with its output in a file; `alone` the arguments are all there are."""
         words = {
             "mounter": ("csi", "mounter", str(self.place / "mounter.sock")),
             "driver": (
                 "csi", "driver", "--node-id", "node-1", "--socket", str(self.place / "csi.sock"),
                 "--mounter", str(self.place / "mounter.sock"),
             ),
+            "controller": ("csi", "controller", "--socket", str(self.place / "controller.sock")),
         }[name][: 2 if alone else None]  # fmt: skip
         env = {"AIS_ENDPOINT": self.server.endpoint, "AISFS_CACHE_DIR": str(self.place / "cache")}
         env |= variables
-        said = "serves node" if name == "driver" else "waiting for volumes"
+        said = {"driver": "serves node", "mounter": "waiting for", "controller": "makes volumes"}[
+            name
+        ]
         before = self.log().count(said)
         with open(self.place / f"{name}.log", "ab") as output:
             started = start_aisfs(
@@ -62,17 +66,18 @@ class Kubelet:
         process = self.processes.pop(name)
         os.kill(process.pid, number)
         process.wait(60)
-        if name == "driver" and self.channel is not None:
-            self.channel.close()
-            self.channel = None
+        socket = {"driver": "csi", "controller": "controller"}.get(name, "")
+        if (channel := self.channels.pop(socket, None)) is not None:
+            channel.close()
 
     def call(self, name: str, service: str = "Node", /, **fields: object) -> object:
         """Make a call, with the fields of its request; raise what the driver answers."""
-        if self.channel is None:
-            self.channel = grpc.insecure_channel(f"unix://{self.place}/csi.sock")
+        socket = "controller" if service == "Controller" else "csi"
+        if socket not in self.channels:
+            self.channels[socket] = grpc.insecure_channel(f"unix://{self.place}/{socket}.sock")
         method = csi_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[name]
         make = GetMessageClass(method.input_type)
-        call = self.channel.unary_unary(
+        call = self.channels[socket].unary_unary(
             f"/csi.v1.{service}/{name}",
             request_serializer=make.SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,
@@ -98,6 +103,12 @@ class Kubelet:
                 "source": source,
                 "csi.storage.k8s.io/ephemeral": "true",
                 "csi.storage.k8s.io/pod.namespace": fields.pop("namespace", "default"),
+                "csi.storage.k8s.io/serviceAccount.tokens": json.dumps(
+                    {
+                        audience: {"token": token, "expirationTimestamp": "2126-01-01T00:00:00Z"}
+                        for audience, token in fields.pop("tokens", {}).items()
+                    }
+                ),
                 **{name.replace("_", "-"): str(value) for name, value in fields.items()},
             },
         )
@@ -108,7 +119,7 @@ class Kubelet:
     def log(self) -> str:
         return "".join(
             (self.place / f"{name}.log").read_text(errors="replace")
-            for name in ("mounter", "driver")
+            for name in ("mounter", "driver", "controller")
             if (self.place / f"{name}.log").exists()
         )
 
@@ -139,7 +150,8 @@ def clear(target: Path) -> None:
 
 
 @contextmanager
-def running_kubelet() -> Iterator[Kubelet]:
+def running_kubelet(**options: object) -> Iterator[Kubelet]:
+    """Run all of them; `options` are those of the server."""
     shard = b"".join(entry(b"%03d.txt" % row, b"content %d" % row) for row in range(20)) + END
     with ExitStack() as stack:
         place = Path(
@@ -150,7 +162,7 @@ def running_kubelet() -> Iterator[Kubelet]:
             {"a.txt": b"a", "#.tar": shard, "x.tar": shard, "slow.tar": shard},
         )
         (place / "pods").mkdir()
-        server = stack.enter_context(running_server(place / "store", faulty=True))
+        server = stack.enter_context(running_server(place / "store", faulty=True, **options))
         kubelet = Kubelet(place, server)
         try:
             kubelet.start("mounter")

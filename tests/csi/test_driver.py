@@ -26,8 +26,9 @@ def test_it_says_what_it_is_and_can(kubelet: Kubelet):
     assert kubelet.call("Probe", "Identity").ready.value
     assert kubelet.call("NodeGetInfo").node_id == "node-1"
     rpcs = [found.rpc.type for found in kubelet.call("NodeGetCapabilities").capabilities]
-    assert rpcs == [2, 4]  # statistics and condition
-    assert kubelet.call("GetPluginCapabilities", "Identity").ByteSize() == 0
+    assert rpcs == [2, 4, 5]  # statistics, condition, ReadWriteOncePod
+    (service,) = kubelet.call("GetPluginCapabilities", "Identity").capabilities
+    assert service.service.type == 1  # there is a controller
 
 
 def test_a_volume_is_published_read_and_unpublished_twice_each(kubelet: Kubelet, target: Path):
@@ -196,5 +197,6 @@ def test_calls_without_what_they_need(kubelet: Kubelet):
     assert refusal(kubelet.call, "NodeUnpublishVolume", target_path="/x")[0] is wrong
     assert refusal(kubelet.call, "NodePublishVolume", volume_id="v", target_path="x")[0] is wrong
     assert refusal(kubelet.call, "NodePublishVolume", volume_id="v", target_path="/x")[0] is wrong
-    fields = {"volume_id": "v", "volume_path": str(kubelet.place)}
-    assert refusal(kubelet.call, "NodeGetVolumeStats", **fields)[0] is grpc.StatusCode.NOT_FOUND
+    for path in (str(kubelet.place), "some/path"):
+        fields = {"volume_id": "v", "volume_path": path}
+        assert refusal(kubelet.call, "NodeGetVolumeStats", **fields)[0] is grpc.StatusCode.NOT_FOUND

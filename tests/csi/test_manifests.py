@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from aisfs.app.csi.provisioning import planned
 from aisfs.app.csi.rpc.services import DRIVER
 from aisfs.app.csi.volumes import parse_volume
 from aisfs.cli.main import cli
@@ -26,12 +27,18 @@ PLAIN = sorted(DEPLOY.glob("*.yaml"))
 MORE: dict[str, Any] = {
     "allowSchemes": ["https", "hf"],
     "allowHosts": ["data.example.com", "10.0.0.7:8080"],
+    "tokenRequests": [
+        {"audience": "aistore", "expirationSeconds": 3600},
+        {"audience": "sts.amazonaws.com"},
+    ],
+    "tokenAudience": "aistore",
     "imagePullSecrets": [{"name": "registry"}],
     "caConfigMap": "ca",
     "extraEnv": [{"name": "AISFS_LATEST", "value": "yes"}],
     "extraVolumes": [{"name": "aws", "secret": {"secretName": "aws"}}],
     "extraVolumeMounts": [{"name": "aws", "mountPath": "/aws"}],
     "cacheVolume": {"emptyDir": {"sizeLimit": "25Gi"}},
+    "controllerEnv": [{"name": "AIS_AUTHN_TOKEN", "value": "t"}],
     "nodeSelector": {"disk": "nvme"},
     "affinity": {"nodeAffinity": {}},
     "podMonitor": True,
@@ -119,7 +126,7 @@ def containers(more: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("more", [{}, MORE])
 def test_manifests_are_valid(more: dict[str, Any]):
     found = [m for m in manifests(more) if m["kind"] != "PodMonitor"]
-    assert len(found) == 11
+    assert len(found) == 18
     for manifest in found:
         kubernetes_validate.validate(manifest, VERSION, strict=True)
     kinds = [manifest["kind"] for manifest in manifests(more)]
@@ -182,7 +189,16 @@ def test_commands_in_containers_exist(more: dict[str, Any]):
         rest = words[2:] if words[0] == "csi" else words[1:]
         command.make_context(words[0], [str(word) for word in rest])
         called += 1
-    assert called == 4
+    assert called == 5
+
+
+def test_a_storage_class_makes_volumes_and_can_be_left_out():
+    (made,) = (m for m in manifests() if m["kind"] == "StorageClass")
+    assert made["provisioner"] == DRIVER
+    planned("pvc-1", 1 << 40, made["parameters"])
+    kinds = [m["kind"] for m in manifests({"provisioner": False})]
+    assert "ClusterRole" not in kinds
+    assert "Deployment" not in kinds
 
 
 def test_only_what_mounts_is_privileged():
@@ -227,6 +243,7 @@ def test_the_defaults_of_the_chart_mount_a_volume():
         ("AIS_CLIENT_CA", "/missing/ca.crt", "/missing/ca.crt: no such file"),
         ("AIS_AUTHN_TOKEN_FILE", "/missing/token", "/missing/token: No such file"),
         ("AISFS_METRICS_ADDR", "9100", "only one volume could listen there"),
+        ("AISFS_TOKEN_EXCHANGE", "idp:8443/token", "expected the URL of a token endpoint"),
         ("AISFS_WRITE_BACK", "5", "--write-back needs --writable"),
     ],
 )

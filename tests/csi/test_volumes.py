@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aisfs.app.csi.identity import ATTRIBUTES
 from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
 from aisfs.app.plan import plan_mount
@@ -20,7 +21,7 @@ def test_everything_that_is_allowed_is_an_option_and_documented():
     known = {name for settings in ALL_SETTINGS for name in settings.model_fields}
     assert known >= ALLOWED
     told = section(ROOT / "docs" / "KUBERNETES.md", "Attributes")
-    assert all(f"`{name.replace('_', '-')}`" in told for name in ALLOWED)
+    assert all(f"`{name.replace('_', '-')}`" in told for name in {*ALLOWED, *ATTRIBUTES})
 
 
 def test_names_have_dashes_or_underscores_and_lists_have_blanks():
@@ -49,7 +50,7 @@ def test_secrets_are_in_memory_only_and_can_be_replaced():
     assert now() == (TEXT, {"token": "t"})
     other = {"token": "longer than before", "client_ca": "short", "client_key": "k"}
     assert kept.renew([os.getpid()], other).startswith("client_key: new in the secret")
-    assert now() == ("short".ljust(len(TEXT), "\n"), {"token": "longer than before"})
+    assert now() == ("short", {"token": "longer than before"})
     assert kept.renew([os.getpid()], {"token": "t"}) == ""
     assert now()[1] == {"token": "t"}
     assert Secrets(5).renew([os.getpid()], {"token": "other"}) != ""

@@ -14,8 +14,10 @@ TOP_MOST, ARROWS_MOST = 22, 87
 CHAIN_MOST = 3
 OPTIONAL = {
     "aisfs.torch",
+    "aisfs.server.tokens",
     "aisfs.server.worker",
     "aisfs.app.csi.rpc.csi_pb2",
+    "aisfs.app.csi.rpc.controller",
     "aisfs.app.csi.rpc.services",
 }
 """They import what is an extra, or patch what they run in."""

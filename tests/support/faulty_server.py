@@ -59,7 +59,7 @@ from urllib.parse import parse_qs
 
 from aisfs.errors import AisfsError
 from aisfs.server.api.jobs.registry import JobRules
-from aisfs.server.app import Server, make_app
+from aisfs.server.app import Server, Tokens, make_app
 from aisfs.server.failures import Failure
 from aisfs.server.messages import (
     Environ,
@@ -309,12 +309,22 @@ def _follow_stdin() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def _issuer(keys: Path | None, audience: str) -> Tokens | None:
+    if keys is None:
+        return None
+    from aisfs.server.tokens import Issuer
+
+    return Issuer(keys, audience=audience)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token")
+    parser.add_argument("--jwks", type=Path)
+    parser.add_argument("--audience", default="")
     parser.add_argument("--traps", action="store_true")
     parser.add_argument("--signs", action="store_true")
     parser.add_argument("--targets", type=int, default=1)
@@ -341,7 +351,14 @@ def main(arguments: list[str] | None = None) -> int:
             joined = count if joined is None else joined
             app: WsgiApp = Targets(server, root, count, joined, options.traps, closed=closed)
         else:
-            app = make_app(root, options.token, traps=options.traps, jobs=rules, signs=signs)
+            app = make_app(
+                root,
+                options.token,
+                tokens=_issuer(options.jwks, options.audience),
+                traps=options.traps,
+                jobs=rules,
+                signs=signs,
+            )
         return gate.around(app if options.no_faults else FaultInjector(app))
 
     def ready(port: int) -> None:

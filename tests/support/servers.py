@@ -135,6 +135,8 @@ def running_server(
     without_jobs: Sequence[str] = (),
     signs: bool = False,
     forward: str = "",
+    jwks: Path | None = None,
+    audience: str = "",
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
 
@@ -143,12 +145,13 @@ def running_server(
     destroy and hide what a real AIStore would, so that only clients which are safe there pass. `targets` up to 3 make it look like a cluster of these, of
     which the first `joined` are known at the start; see `tests.support.targets`. `without_jobs` are
     the kinds of jobs that this build lacks. If it `signs`, targets take only what the proxy has redirected so. `forward` is the URL of a server that answers instead, and
-    this one only spoils its replies.
+    this one only spoils its replies. `jwks` is a file with the keys of an issuer, whose tokens for the `audience` are taken.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
     words += [] if faulty else ["--no-faults"]
     words += ["--forward", forward] if forward else []
     words += ["--token", token] if token else []
+    words += ["--jwks", str(jwks), "--audience", audience] if jwks else []
     words += ["--traps"] if traps else []
     words += ["--signs"] if signs else []
     words += ["--targets", str(targets)] if targets > 1 else []

@@ -78,13 +78,13 @@ class Request:
         """Refuse what could change more than one object.
 
         To AIStore a selector without names, a template without braces, and an empty prefix mean
-        every object of the bucket. Nothing in aisfs changes buckets that are there, or sends
-        selectors. Only jobs that add objects are started, and only a job that is named is stopped.
+        every object of the bucket. Nothing in aisfs changes buckets that are there, but for destroying
+        one that it has made as a volume, or sends selectors. Only jobs that add objects are started, and only a job that is named is stopped.
 
         Raises:
             ValueError: the caller's bug; nothing is sent.
         """
-        if not self.changes or self._is_about_job() or self._makes_bucket():
+        if not self.changes or self._is_about_job() or self._is_about_bucket():
             return
         root, _, name = self.path.removeprefix("/v1/").partition("/")
         key = name.partition("/")[2]
@@ -109,13 +109,13 @@ class Request:
                 return self.path.startswith("/v1/buckets/")
         return False
 
-    def _makes_bucket(self) -> bool:
-        """Return whether this does nothing but make a bucket; it fails if that is there."""
+    def _is_about_bucket(self) -> bool:
+        """Return whether this does nothing but make a bucket, which fails if it is there, or destroy a single one."""
         _, there, name = self.path.partition("/v1/buckets/")
-        if self.method != "POST" or not there or not name or "/" in name:
+        if not there or not name or "/" in name:
             return False
-        message = json.loads(self.body or b"{}")
-        return bool(message.get("action") == "create-bck")
+        action = json.loads(self.body or b"{}").get("action")
+        return (self.method, action) in (("POST", "create-bck"), ("DELETE", "destroy-bck"))
 
     @property
     def changes(self) -> bool:

@@ -1,6 +1,6 @@
 """Requests that change objects, as plain values, and what their replies say. Pure, like `wire`.
 
-Every request here names one object, or a bucket that is to be made. `wire.Request` refuses to be made of anything that could
+Every request here names one object, or a bucket that is to be made or destroyed. `wire.Request` refuses to be made of anything that could
 change more.
 """
 
@@ -49,6 +49,13 @@ def create_bucket(bucket: Bucket) -> Request:
     body = encode_json({"action": "create-bck", "name": "", "value": None})
     path, query, headers = bucket_path(bucket), bucket_query(bucket), {"Content-Type": JSON}
     return Request("POST", path, query, str(bucket), headers, body)
+
+
+def destroy_bucket(bucket: Bucket) -> Request:
+    """Destroy a bucket with all that is in it."""
+    body = encode_json({"action": "destroy-bck", "name": "", "value": None})
+    path, query, headers = bucket_path(bucket), bucket_query(bucket), {"Content-Type": JSON}
+    return Request("DELETE", path, query, str(bucket), headers, body)
 
 
 def delete_object(bucket: Bucket, key: str) -> Request:

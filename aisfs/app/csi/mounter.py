@@ -28,9 +28,10 @@ import trio
 from aisfs.ais.client import AISClient
 from aisfs.app import mount as mounts
 from aisfs.app.csi.failures import Code, VolumeError, code_of
+from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
 from aisfs.app.csi.volumes import TOKEN, Secrets, Volume, check_endpoint, check_plan
 from aisfs.app.plan import plan_mount
-from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings
+from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, clouds
 from aisfs.config.values import existing_directory
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.process import daemon
@@ -96,6 +97,8 @@ class Status(msgspec.Struct):
     """How many died of each signal; `OUT_OF_MEMORY` is one of its own."""
     memory_limit: int | None
     memory_available: int | None
+    devices: list[int] = []
+    """The device numbers of the mounts that are served."""
 
 
 OUT_OF_MEMORY = "out of memory"
@@ -149,7 +152,10 @@ class Mounter:
 
     def renew(self, device: int, secrets: Mapping[str, str]) -> str:
         """Give the daemon of a mount other secrets; return which of them it cannot take, and why."""
-        return self._ask(Renew(device, dict(secrets)), Answer).reason
+        said = self._ask(Renew(device, dict(secrets)), Answer)
+        if said.code is not Code.OK:
+            raise VolumeError(said.code, said.reason)
+        return said.reason
 
     def status(self) -> Status:
         """Return how the mounter is."""
@@ -221,6 +227,7 @@ def check_environment() -> None:
     cluster = ClusterSettings.load({})
     if cluster.endpoint:
         AISClient(cluster)  # reads the token and the certificates, and sends nothing
+    check_exchange()
     plan_mount(["ais://bucket"], Path("/dev/fd/3"), (), {"endpoint": "http://localhost"})
     address = MonitoringSettings.load({}).listen_on
     if address is not None and address[1]:
@@ -354,12 +361,17 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
         case Serve(device, volume):
             return _start(device, volume, descriptors[0])
         case Renew(device, secrets):
-            return Answer(reason=Secrets(device).renew(_daemons(device), secrets))
+            try:
+                own = [pid for pid, served in _daemons().items() if served == device]
+                return Answer(reason=Secrets(device).renew(own, _final(secrets)))
+            except AisfsError as error:
+                return Answer(code_of(error), str(error))
         case Ask():
             memory = MachineMemory()
-            room = memory.limit()
+            room, served = memory.limit(), _daemons()
             return Status(
-                daemons=len(_daemons()),
+                daemons=len(served),
+                devices=list(served.values()),
                 killed=ends.killed,
                 deaths=ends.deaths,
                 memory_limit=None if room is None else room.size,
@@ -367,14 +379,14 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
             )
 
 
-def _daemons(device: int | None = None) -> list[int]:
-    """Return the processes that serve volumes, or only that of one device; for a child of the mounter."""
-    found = []
+def _daemons() -> dict[int, int]:
+    """Return the processes that serve volumes, with the device numbers of their mounts; for a child of the mounter."""
+    found = {}
     for pid in _children(f"{os.getppid()}/task/{os.getppid()}"):
         with suppress(OSError):  # it has ended
             name = _NAME.fullmatch(Path(f"/proc/{pid}/comm").read_text())
-            if name is not None and device in (None, int(name[1])):
-                found.append(pid)
+            if name is not None:
+                found[pid] = int(name[1])
     return found
 
 
@@ -418,7 +430,9 @@ def _serve(
     warnings.attach()
     try:
         check_endpoint(volume)
-        settings = {**volume.settings, **Secrets(device).keep(volume.secrets)}
+        kept = Secrets(device).keep(_final(volume.secrets))
+        clouds.use_identity(volume.cloud.variables, kept.pop(CLOUD_TOKEN, ""))
+        settings = {**volume.settings, **kept}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)
         plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
@@ -437,7 +451,17 @@ def _serve(
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
 
 
+def _final(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return secrets as a daemon keeps them: with a token for AIStore instead of the pod's."""
+    found = dict(secrets)
+    if token := found.pop(POD_TOKEN, ""):
+        found[TOKEN] = for_aistore(token)
+    return found
+
+
 def _about_token(volume: Volume) -> str:
+    if POD_TOKEN in volume.secrets:
+        return " (in Kubernetes: it is the token of the pod's service account that is refused)"
     if TOKEN in volume.secrets:
         return " (in Kubernetes the token is in the secret that the volume's nodePublishSecretRef names)"
     return " (in Kubernetes: the volume names no secret with a token in nodePublishSecretRef)"

@@ -21,6 +21,8 @@ class Permitted:
     """Web servers and endpoints, as `HOST` or `HOST:PORT`."""
     io_timeout: float = IO_TIMEOUT_MOST
     """Most seconds that a volume may set."""
+    audience: str = ""
+    """Of the pod's token that AIStore gets, if the volume has none of its own; empty for none."""
 
     def __post_init__(self) -> None:
         for host in self.hosts:

@@ -89,8 +89,13 @@ class Targets:
         self._busy: dict[Path, _Turn] = {}
         """Targets that a call is at work on. Calls come in threads; each step on this is atomic."""
 
-    def publish(self, target: Path, volume: Volume) -> None:
+    def publish(self, target: Path, volume: Volume, *, alone: bool = False) -> None:
         """Mount a volume, unless it is mounted already.
+
+        Args:
+            target: Where.
+            volume: What.
+            alone: Only if nothing else on this node writes to the same.
 
         Raises:
             VolumeError: with its code.
@@ -103,6 +108,8 @@ class Targets:
                 _check_same(target, volume)
                 self._renew(target, volume)
                 return
+            if alone:
+                self._check_alone(target, volume)
             with Mounter(self._mounter) as mounter:
                 fd, made = _open_directory(target)
                 try:
@@ -176,6 +183,18 @@ class Targets:
         except VolumeError:  # it has died as well
             return ""
         return next((killed[device] for device in reversed(devices) if device in killed), "")
+
+    def _check_alone(self, target: Path, volume: Volume) -> None:
+        """Refuse a volume whose source another volume of this node writes to."""
+        with Mounter(self._mounter) as mounter:
+            others = set(mounter.status().devices) - set(kernel_settings.device_minors(target))
+        for there in kernel_settings.mounted_sources():
+            same = there.writable and there.source == _name(volume)
+            if same and kernel_settings.device_minor(there.place) in others:
+                raise VolumeError(
+                    Code.FAILED_PRECONDITION,
+                    f"{target}: {there.source} is ReadWriteOncePod, and mounted on {there.place}",
+                )
 
     def _tell_why(self, target: Path) -> None:
         """Say why a volume had to be mounted again; kubelet makes an event for the pod of what is raised, and asks again.

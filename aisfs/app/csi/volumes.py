@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aisfs.app.csi import identity
+from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, TOKENS, Cloud
 from aisfs.app.csi.permitted import NOTHING_MORE, Permitted
 from aisfs.app.plan import SourcePlan
 from aisfs.config import ClusterSettings
@@ -59,11 +61,12 @@ class Volume:
     settings: dict[str, Any]
     """By names of settings, as `plan_mount` takes them."""
     secrets: dict[str, str]
-    """A token, and certificates as text."""
+    """Tokens, and certificates as text."""
     read_only: bool
     permitted: Permitted = NOTHING_MORE
     namespace: str = ""
     """Of the pod; empty if Kubernetes does not say it."""
+    cloud: Cloud = identity.NO_CLOUD
 
 
 class Secrets:
@@ -119,8 +122,9 @@ def _replace(file: Path, content: bytes | None) -> None:
     if content is None or file.read_bytes().rstrip() == content.rstrip():
         return
     with open(file, "r+b", buffering=0) as opened:
-        # JSON and PEM may end with blank lines.
+        # JSON, PEM and tokens may end with blank lines for a moment, but not be cut off.
         opened.write(content.ljust(os.fstat(opened.fileno()).st_size, b"\n"))
+        opened.truncate(len(content))
 
 
 def parse_volume(
@@ -145,6 +149,8 @@ def parse_volume(
     """
     options = list(options)
     given = {k: v for k, v in attributes.items() if not k.startswith(_OF_KUBERNETES)}
+    secrets = dict(secrets or {})
+    tokens = identity.tokens_of_pod(secrets.pop(TOKENS, "") or attributes.get(TOKENS, ""))
     for option in options:
         name, equals, value = option.partition("=")
         if option not in _IGNORED:
@@ -156,7 +162,14 @@ def parse_volume(
         raise ConfigError("the volume has no attribute source, such as ais://BUCKET")
     for source in sources:
         permitted.reach.check_text("source", source)
-    settings = _parse_settings(given)
+    cloud = identity.parse_cloud(
+        {
+            word: given.pop(name)
+            for name in list(given)
+            if (word := name.replace("-", "_")) in identity.ATTRIBUTES
+        }
+    )
+    settings = parse_settings(given)
     label = str(settings.get("label", ""))
     if label.startswith(_TABLE):
         permitted.reach.check_text(f"label {_TABLE}", label.removeprefix(_TABLE))
@@ -164,11 +177,19 @@ def parse_volume(
         read_only = True
         settings.pop("writable", None)
         settings.pop("create_bucket", None)
+    kept = _parse_secrets(secrets)
+    wanted = {POD_TOKEN: "" if TOKEN in kept else permitted.audience, CLOUD_TOKEN: cloud.audience}
+    kept |= identity.secrets_of_pod(tokens, wanted)
     namespace = attributes.get(_NAMESPACE, "")
-    return Volume(sources, settings, _parse_secrets(secrets or {}), read_only, permitted, namespace)
+    return Volume(sources, settings, kept, read_only, permitted, namespace, cloud)
 
 
-def _parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
+def parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return attributes as settings.
+
+    Raises:
+        ConfigError: one is no option of volumes.
+    """
     settings: dict[str, Any] = {}
     for word, value in given.items():
         name = word.replace("-", "_")
@@ -234,9 +255,10 @@ def check_endpoint(volume: Volume) -> None:
     servers = Reach.of_tenant(("http", "https"), volume.permitted.hosts)
     servers.check(f"endpoint {named}", split_url(named)[0])
     has_token = own.token or own.authn_token_file or own.cli_token_file.exists()
-    if "token" not in volume.secrets and has_token:
+    whose = "pod" if POD_TOKEN in volume.secrets else "node" if has_token else ""
+    if TOKEN not in volume.secrets and whose:
         raise ConfigError(
-            f"endpoint {named}: the token of this node is for another cluster; give the volume a"
+            f"endpoint {named}: the token of this {whose} is for another cluster; give the volume a"
             " secret with a token"
         )
 

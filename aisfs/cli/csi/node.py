@@ -1,5 +1,7 @@
-"""`aisfs csi driver` and `aisfs csi mounter`."""
+"""`aisfs csi driver`, `aisfs csi mounter` and `aisfs csi controller`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -10,6 +12,17 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import log_options, start_logging
 from aisfs.errors import ConfigError
 from aisfs.process.imports import loading
+
+
+@contextmanager
+def _loading_grpc() -> Iterator[None]:
+    with loading():
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{error.name} is missing: install aisfs with its extra csi"
+            ) from error
 
 
 @click.group()
@@ -64,6 +77,11 @@ def csi() -> None:
     help="Most volumes that Kubernetes may place on this node; 0 is no limit.",
 )
 @click.option(
+    "--token-audience",
+    metavar="AUDIENCE",
+    help="Give AIStore the pod's token for this audience, if the volume has no token of its own.",
+)
+@click.option(
     "--metrics-addr", metavar="HOST:PORT", help="Serve the driver's counters for Prometheus there."
 )
 @log_options
@@ -75,6 +93,7 @@ def driver(
     allow_host: tuple[str, ...],
     max_io_timeout: float,
     max_volumes: int,
+    token_audience: str | None,
     metrics_addr: str | None,
     **log_settings: object,
 ) -> int:
@@ -85,15 +104,10 @@ def driver(
     from aisfs.config import LogSettings, MonitoringSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
-    permitted = Permitted(allow_scheme, allow_host, max_io_timeout)
+    permitted = Permitted(allow_scheme, allow_host, max_io_timeout, token_audience or "")
     monitoring = MonitoringSettings.load({"metrics_addr": metrics_addr})
-    with loading():
-        try:
-            from aisfs.app.csi.rpc.services import Options, run
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{error.name} is missing: install aisfs with its extra csi"
-            ) from error
+    with _loading_grpc():
+        from aisfs.app.csi.rpc.services import Options, run
     run(socket, mounter, Options(node_id, max_volumes, permitted, monitoring))
 
 
@@ -113,3 +127,26 @@ def mounter(socket: Path, **log_settings: object) -> int:
         from aisfs.app.csi.mounter import run
     run(socket)
     return Exit.OK
+
+
+@csi.command(cls=Documented)
+@click.option(
+    "--socket",
+    metavar="PATH",
+    default=Path("/csi/csi.sock"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Socket for Kubernetes' external-provisioner.",
+)
+@log_options
+def controller(socket: Path, **log_settings: object) -> int:
+    """Make volumes for claims, and remove them: buckets of AIStore, or directories in one.
+
+    It mounts nothing and needs no rights. Cluster and token are those of AIS_ENDPOINT and the like.
+    """
+    from aisfs.config import LogSettings
+
+    start_logging(LogSettings.load(log_settings), foreground=True)
+    with _loading_grpc():
+        from aisfs.app.csi.rpc.services import run_controller
+    run_controller(socket)

@@ -35,6 +35,9 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "Take the calls of kubelet on /csi/csi.sock.",
         ),
     ),
+    "csi controller": (
+        Example("aisfs csi controller", "Make the volumes of claims when asked on /csi/csi.sock."),
+    ),
     "csi mounter": (
         Example("aisfs csi mounter /mounter/mounter.sock", "Serve the volumes of this node."),
     ),

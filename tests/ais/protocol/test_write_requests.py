@@ -135,3 +135,18 @@ def test_types_of_checksums_in_listings():
 def test_checksums(kind, value):
     data = b"first second" if kind == "crc32c" else b""
     assert checksum_of(BytesContent(data), kind) == f"{kind}:{value}"
+
+
+def test_a_bucket_is_destroyed_by_its_name_alone():
+    request = write_requests.destroy_bucket(PETS)
+    assert (request.method, request.path) == ("DELETE", "/v1/buckets/pets")
+    assert json.loads(request.body) == {"action": "destroy-bck", "name": "", "value": None}
+    for method, path in (
+        ("DELETE", "/v1/buckets/"),
+        ("DELETE", "/v1/buckets"),
+        ("DELETE", "/v1/buckets/pets/a"),
+        ("DELETE", "/v1/objects/pets"),
+        ("POST", "/v1/buckets/pets"),
+    ):
+        with pytest.raises(ValueError, match="more than one object"):
+            Request(method, path, "", "pets", {}, request.body)

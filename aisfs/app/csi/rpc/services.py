@@ -1,11 +1,12 @@
-"""The services Identity and Node, on a unix socket."""
+"""The services Identity and Node, and what serves them and `controller` on a unix socket."""
 
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,11 +14,13 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.wrappers_pb2 import BoolValue
 
+from aisfs.ais.client import AISClient
 from aisfs.ais.transport.client import VERSION
 from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.metrics import DriverMetrics
 from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.rpc import csi_pb2
+from aisfs.app.csi.rpc.controller import Controller
 from aisfs.app.csi.targets import (
     ANSWER_SECONDS,
     PUBLISHES_AT_ONCE,
@@ -27,7 +30,7 @@ from aisfs.app.csi.targets import (
     facts_of,
 )
 from aisfs.app.csi.volumes import parse_volume
-from aisfs.config import MonitoringSettings
+from aisfs.config import ClusterSettings, MonitoringSettings
 from aisfs.errors import AisfsError
 
 log = logging.getLogger(__name__)
@@ -38,11 +41,17 @@ CALLS_AT_ONCE = PUBLISHES_AT_ONCE + UNPUBLISHES_AT_ONCE + 64
 """Threads, which are made when they are needed. No other call ever waits for volumes that are being published, or
 unpublished."""
 GRACE_SECONDS = 5
+_Count = Callable[[str, str], None]
+"""Counts a call and its code."""
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Identity:
     """Tells what the driver is, and whether it can work."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        """Ask `ready` whether it can."""
+        self._ready = ready
 
     def GetPluginInfo(self, request: csi_pb2.GetPluginInfoRequest) -> csi_pb2.GetPluginInfoResponse:
         """Return name and version."""
@@ -51,12 +60,16 @@ class Identity:
     def GetPluginCapabilities(
         self, request: csi_pb2.GetPluginCapabilitiesRequest
     ) -> csi_pb2.GetPluginCapabilitiesResponse:
-        """Return that there is no controller."""
-        return csi_pb2.GetPluginCapabilitiesResponse()
+        """Return that there is a controller: also where it is not, as the specification says."""
+        services = csi_pb2.PluginCapability.Service
+        service = services(type=services.CONTROLLER_SERVICE)
+        return csi_pb2.GetPluginCapabilitiesResponse(
+            capabilities=[csi_pb2.PluginCapability(service=service)]
+        )
 
     def Probe(self, request: csi_pb2.ProbeRequest) -> csi_pb2.ProbeResponse:
-        """Return whether volumes can be mounted here. A missing mounter is no reason to restart the driver."""
-        return csi_pb2.ProbeResponse(ready=BoolValue(value=os.access("/dev/fuse", os.W_OK)))
+        """Return whether the process can work. A missing mounter is no reason to restart the driver."""
+        return csi_pb2.ProbeResponse(ready=BoolValue(value=self._ready()))
 
 
 class Node:
@@ -78,8 +91,8 @@ class Node:
     ) -> csi_pb2.NodeGetCapabilitiesResponse:
         """Return which of the optional calls there are."""
         kinds = csi_pb2.NodeServiceCapability.RPC
-        rpcs = (kinds(type=kinds.GET_VOLUME_STATS), kinds(type=kinds.VOLUME_CONDITION))
-        found = [csi_pb2.NodeServiceCapability(rpc=rpc) for rpc in rpcs]
+        rpcs = (kinds.GET_VOLUME_STATS, kinds.VOLUME_CONDITION, kinds.SINGLE_NODE_MULTI_WRITER)
+        found = [csi_pb2.NodeServiceCapability(rpc=kinds(type=rpc)) for rpc in rpcs]
         return csi_pb2.NodeGetCapabilitiesResponse(capabilities=found)
 
     def NodePublishVolume(
@@ -104,7 +117,8 @@ class Node:
             read_only=read_only,
             permitted=self._options.permitted,
         )
-        self._targets.publish(target, volume)
+        alone = wanted.access_mode.mode == modes.SINGLE_NODE_SINGLE_WRITER
+        self._targets.publish(target, volume, alone=alone)
         log.info("volume %s is on %s", request.volume_id, target)
         return csi_pb2.NodePublishVolumeResponse()
 
@@ -121,6 +135,8 @@ class Node:
         self, request: csi_pb2.NodeGetVolumeStatsRequest
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Return the size that `df` shows, and whether the daemon of the volume answers."""
+        if request.volume_id and request.volume_path and not os.path.isabs(request.volume_path):
+            raise VolumeError(Code.NOT_FOUND, f"{request.volume_path}: no volume is mounted there")
         target = _resolved(_target(request.volume_id, request.volume_path))
         state, facts = facts_of(target, ANSWER_SECONDS)
         if state in (State.FREE, State.FOREIGN):
@@ -157,26 +173,45 @@ class Options:
 
 
 def run(path: Path, mounter: Path, options: Options) -> NoReturn:
-    """Serve calls until SIGTERM; then end the process. Volumes stay mounted.
+    """Serve calls for a node until SIGTERM; then end the process. Volumes stay mounted.
 
     Raises:
         VolumeError: `path` cannot be listened on.
         ConfigError: metrics cannot be served.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # inherited by the threads that follow
-    server = grpc.server(ThreadPoolExecutor(CALLS_AT_ONCE))
     targets = Targets(mounter, path.absolute().parent / "left")
     metrics = DriverMetrics(mounter, targets)
     metrics.serve(options.monitoring)
-    for name, service in (("Identity", Identity()), ("Node", Node(targets, options))):
-        server.add_generic_rpc_handlers((_handlers(name, service, metrics),))
+    ready = partial(os.access, "/dev/fuse", os.W_OK)
+    services = {"Identity": Identity(ready), "Node": Node(targets, options)}
+    _serve(path, services, metrics.count, f"serves node {options.node_id}")
+
+
+def run_controller(path: Path) -> NoReturn:
+    """Serve calls about volumes that are to be made or removed, until SIGTERM; then end the process.
+
+    Raises:
+        VolumeError: `path` cannot be listened on.
+        ConfigError, AccessDenied: the environment names no cluster, or is unusable.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    AISClient(ClusterSettings.load({}))  # reads the token and the certificates, and sends nothing
+    services = {"Identity": Identity(lambda: True), "Controller": Controller()}
+    _serve(path, services, lambda call, code: None, "makes volumes")
+
+
+def _serve(path: Path, services: Mapping[str, object], count: _Count, what: str) -> NoReturn:
+    server = grpc.server(ThreadPoolExecutor(CALLS_AT_ONCE))
+    for name, service in services.items():
+        server.add_generic_rpc_handlers((_handlers(name, service, count),))
     path.unlink(missing_ok=True)
     try:
         server.add_insecure_port(f"unix://{path.absolute()}")
     except RuntimeError as error:
         raise VolumeError(Code.INTERNAL, f"--socket {path}: cannot listen there") from error
     server.start()
-    log.info("driver %s serves node %s on %s", DRIVER, options.node_id, path)
+    log.info("driver %s %s on %s", DRIVER, what, path)
     signal.sigwait(_ENDING)
     server.stop(GRACE_SECONDS).wait()
     logging.shutdown()
@@ -187,11 +222,11 @@ def run(path: Path, mounter: Path, options: Options) -> NoReturn:
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-def _handlers(name: str, service: object, metrics: DriverMetrics) -> Any:  # noqa: ANN401 - grpc has no types
+def _handlers(name: str, service: object, count: _Count) -> Any:  # noqa: ANN401 - grpc has no types
     """Return the handlers of all calls of a service: each is a method of the same name."""
     handlers = {
         method.name: grpc.unary_unary_rpc_method_handler(
-            _answering(getattr(service, method.name), metrics),
+            _answering(getattr(service, method.name), count),
             request_deserializer=GetMessageClass(method.input_type).FromString,
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
@@ -200,18 +235,18 @@ def _handlers(name: str, service: object, metrics: DriverMetrics) -> Any:  # noq
     return grpc.method_handlers_generic_handler(f"csi.v1.{name}", handlers)
 
 
-def _answering(method: Callable[[Any], Any], metrics: DriverMetrics) -> Callable[[Any, Any], Any]:
+def _answering(method: Callable[[Any], Any], count: _Count) -> Callable[[Any, Any], Any]:
     """Return a handler that turns errors into codes. It logs no request: there are secrets in them."""
     call: str = method.__name__
 
     def answer(request: Any, context: Any) -> Any:  # noqa: ANN401
         try:
             answered = method(request)
-            metrics.count(call, Code.OK.name)
+            count(call, Code.OK.name)
             return answered
         except AisfsError as error:
             code = error.code if isinstance(error, VolumeError) else code_of(error)
-            metrics.count(call, code.name)
+            count(call, code.name)
             log.warning("%s: %s (%s)", call, error, code.name)
             context.abort(_STATUS[code], str(error))
 

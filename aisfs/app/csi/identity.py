@@ -1,0 +1,129 @@
+"""Who a pod is: the tokens of its service account, as AIStore and the clouds take them.
+
+Kubernetes hands them to the driver with each call that publishes, new ones long before the old ones end. Each becomes
+a secret of the volume, and so is rotated as secrets are.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+
+from aisfs.ais.transport.token_exchange import exchange
+from aisfs.config import token_exchange
+from aisfs.errors import ConfigError
+
+TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
+"""What Kubernetes calls them, among the attributes or, from 1.35 on if the CSIDriver says so, the secrets."""
+POD_TOKEN = "pod_token"
+"""The secret of a volume that AIStore, or what exchanges it, gets."""
+CLOUD_TOKEN = "cloud_token"
+"""The secret of a volume that a cloud gets."""
+_AWS, _AZURE = "sts.amazonaws.com", "api://AzureADTokenExchange"
+_WORD = re.compile(r"[A-Za-z0-9-]{1,64}")
+ATTRIBUTES: Mapping[str, tuple[str, re.Pattern[str], str]] = {
+    "region": ("AWS_REGION", _WORD, ""),
+    "aws_role_arn": (
+        "AWS_ROLE_ARN",
+        re.compile(r"arn:aws[a-z-]*:iam::\d+:role/[\w+=,.@/-]+"),
+        _AWS,
+    ),
+    "azure_client_id": ("AZURE_CLIENT_ID", _WORD, _AZURE),
+    "azure_tenant_id": ("AZURE_TENANT_ID", re.compile(r"[A-Za-z0-9.-]{1,253}"), _AZURE),
+}
+"""Attributes that are about a cloud: its variable, what may be said (both a region and a tenant become a part of a URL
+that the token is sent to), and the audience of the token that it takes."""
+
+
+class _Token(msgspec.Struct):
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """What a volume says of its cloud."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    audience: str = ""
+    """Of the token by which the cloud knows the pod; empty where the mounter's credentials count."""
+
+
+NO_CLOUD = Cloud()
+
+
+def parse_cloud(given: Mapping[str, str]) -> Cloud:
+    """Return what attributes, by their names, say of a cloud.
+
+    Raises:
+        ConfigError: one makes no sense, or they are of two clouds.
+    """
+    cloud, audiences = {}, set()
+    for name, value in given.items():
+        variable, pattern, audience = ATTRIBUTES[name]
+        if not pattern.fullmatch(value):
+            raise ConfigError(f"{name.replace('_', '-')}: {value!r} is none")
+        cloud[variable] = value
+        audiences |= {audience} - {""}
+    if len(audiences) > 1:
+        raise ConfigError("aws-role-arn and azure-client-id: a volume is in one cloud")
+    if _AZURE in audiences and not {"AZURE_CLIENT_ID", "AZURE_TENANT_ID"} <= cloud.keys():
+        raise ConfigError("azure-client-id and azure-tenant-id belong together")
+    return Cloud(cloud, next(iter(audiences), ""))
+
+
+def tokens_of_pod(text: str) -> dict[str, str]:
+    """Return the tokens that Kubernetes hands over, by audience.
+
+    Raises:
+        ConfigError: it is not what Kubernetes writes. The text is not repeated.
+    """
+    try:
+        found = msgspec.json.decode(text or "{}", type=dict[str, _Token])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise ConfigError(f"{TOKENS}: not of the form that Kubernetes has") from None
+    # Not remembered as secrets: what has the form of a token is struck out anyway, and the driver sees new ones for ever.
+    return {audience: each.token for audience, each in found.items()}
+
+
+def secrets_of_pod(tokens: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return the tokens that a volume needs.
+
+    Args:
+        tokens: Those of the pod, by audience.
+        wanted: The audience of each, by name of the secret; an empty one is not needed.
+
+    Raises:
+        ConfigError: Kubernetes did not hand one over.
+    """
+    found = {}
+    for name, audience in wanted.items():
+        if audience and audience not in tokens:
+            raise ConfigError(
+                f"Kubernetes gives no token of the pod for the audience {audience}: name it in the"
+                " tokenRequests of the CSIDriver csi.aisfs (chart: tokenRequests)"
+            )
+        if audience:
+            found[name] = tokens[audience]
+    return found
+
+
+def check_exchange() -> None:
+    """Check where tokens are exchanged.
+
+    Raises:
+        ConfigError: it is no such place.
+    """
+    if (url := token_exchange()) and urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError("AISFS_TOKEN_EXCHANGE: expected the URL of a token endpoint")
+
+
+def for_aistore(token: str) -> str:
+    """Return what AIStore gets for the token of a pod: that, or what the operator has it exchanged for.
+
+    Raises:
+        AisfsError: it cannot be exchanged.
+    """
+    url = token_exchange()
+    return exchange(token, url) if url else token
