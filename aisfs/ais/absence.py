@@ -11,8 +11,14 @@ rebalance has sent it the newer ones, it serves the old, and what is written ove
 arrives has the higher version. So while the cluster may move something, a listing of all copies has to show none
 that is newer than the owner's.
 
+What is still being written while a target comes or goes is lost as well: it ends at the target that had the name
+when it began, after the objects there were sent on. So a change counts as done only if the map is still the same.
+
 Must not know: trio, errnos.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aisfs.ais.protocol import listings, requests
 from aisfs.ais.protocol.errors import failure
@@ -28,7 +34,7 @@ from aisfs.errors import (
     Unavailable,
     Unproven,
 )
-from aisfs.model import Bucket, Provider
+from aisfs.model import Bucket, ObjectInfo, Provider
 
 
 class FoundByGet(Unavailable):
@@ -97,6 +103,57 @@ def check_newest(
     except Unproven:
         if writes or newer:
             raise
+
+
+class Change:
+    """A change under way; see `changing`."""
+
+    def __init__(self) -> None:
+        self.age = WRITE_AGE
+        """Seconds for which the map is believed at its end."""
+
+    def wrote(self, written: ObjectInfo | None, over: ObjectInfo | None, *, is_new: bool) -> None:
+        """Take what the reply to a PUT says, which may prove that the newest copy was replaced.
+
+        Args:
+            written: What was written; None if the reply says nothing.
+            over: What it was to replace; None if that is not known.
+            is_new: Whether nothing was to be there.
+
+        Raises:
+            Unproven: it was an older copy.
+        """
+        if is_new:
+            return
+        version = written.version if written else ""
+        if not (over and over.version.isdecimal() and version.isdecimal()):
+            self.age = 0.0
+        elif int(version) <= int(over.version):
+            raise Unproven(f"{over.key}: written over an older copy, as targets joined or left")
+
+
+@contextmanager
+def changing(
+    transport: Transport, connections: ConnectionSet, *objects: tuple[Bucket, str]
+) -> Iterator[Change]:
+    """Surround a change of objects: they are the newest, and while it lasts no targets join or leave.
+
+    Raises:
+        Unproven: the change was not made, or may be lost.
+        AisfsError: what else prevents to tell.
+    """
+    readiness, before = transport.readiness, -1
+    while before != readiness.version:
+        before = readiness.version
+        for bucket, key in objects:
+            check_newest(transport, connections, bucket, key, writes=True)
+    change = Change()
+    yield change
+    if before and any(bucket.is_local for bucket, _ in objects):
+        subject = "{}/{}".format(*objects[-1])
+        transport.moves_nothing(connections, subject, age=change.age)
+        if readiness.version != before:
+            raise Unproven(f"{subject}: targets joined or left the cluster meanwhile")
 
 
 def check_absent(

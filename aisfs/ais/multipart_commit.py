@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import trio
 
-from aisfs.ais.absence import check_newest
+from aisfs.ais.absence import changing, check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_as
@@ -23,6 +23,7 @@ from aisfs.errors import (
     ProtocolError,
     Stale,
     Unavailable,
+    Unproven,
 )
 from aisfs.model import ObjectInfo
 from aisfs.store.at_once import all_of
@@ -125,7 +126,10 @@ class MultipartCommit:
         transport = self._session.transport
 
         def work(connections: ConnectionSet) -> None:
-            with transport.readiness.undisturbed(request.subject):
+            with (
+                changing(transport, connections, (upload.bucket, upload.key)),
+                transport.readiness.undisturbed(request.subject),
+            ):
                 transport.fetch(connections, request)
 
         async def sum_up() -> None:
@@ -144,7 +148,10 @@ class MultipartCommit:
                 failed = Unavailable(f"{upload}: the cluster forgot the parts: {error}")
             except AisfsError as error:
                 failed = error
-        if failed is not None and not isinstance(failed, Unavailable):
+        # Where targets joined or left, a HEAD shows it, and it may be lost later.
+        if failed is not None and (
+            not isinstance(failed, Unavailable) or isinstance(failed, Unproven)
+        ):
             raise failed
         return failed, expected
 

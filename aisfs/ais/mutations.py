@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from aisfs.ais.absence import check_newest
+from aisfs.ais.absence import changing
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
@@ -196,10 +196,11 @@ class Mutations:
         transport = self._session.transport
 
         def work(connections: ConnectionSet) -> None:
-            for place, name in ((bucket, key), *also):
-                if name:
-                    check_newest(transport, connections, place, name, writes=True)
-            with transport.readiness.undisturbed(request.subject):
+            objects = ((bucket, key), *also) if key else ()
+            with (
+                changing(transport, connections, *objects),
+                transport.readiness.undisturbed(request.subject),
+            ):
                 transport.fetch(connections, request)
 
         await self._session.run(request.subject, work, bucket, key)

@@ -11,18 +11,21 @@ from dataclasses import replace
 
 from cachetools import LRUCache
 
-from aisfs.ais.absence import check_newest
+from aisfs.ais.absence import changing
 from aisfs.ais.client_port import Session
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.protocol import write_requests
+from aisfs.ais.protocol.requests import Request
 from aisfs.ais.sending import Upload, check_condition, checksum_for, send_content
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.counted_body import BodyDelivered
 from aisfs.connections.exchange import SMALL
+from aisfs.connections.reply import Reply
 from aisfs.errors import NotFound, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import in_memory
 from aisfs.store.custom import encode_custom, stamp_of
+from aisfs.store.port import Content
 
 log = logging.getLogger(__name__)
 
@@ -89,23 +92,16 @@ class Uploads:
             request = write_requests.put_object(
                 upload.bucket, upload.key, checksum=checksum, custom=custom
             )
-            transport = self._session.transport
-            check_newest(transport, connections, upload.bucket, upload.key, writes=True)
-            try:
-                with transport.readiness.undisturbed(str(upload)):
-                    reply = send_content(
-                        self._session, connections, request, content, upload.progress
-                    )
-            except BodyDelivered as error:
-                log.info("%s: asking whether it was written: %s", upload, error)
-                # On other connections: this one is of no more use.
-                if not checksum:
-                    raise
-                return None, checksum
-            size = upload.content.size
-            return write_requests.parse_written(
-                reply, upload.bucket, upload.key, size, facts
-            ), checksum
+            place = upload.bucket, upload.key
+            with changing(self._session.transport, connections, place) as change:
+                reply = self._sent_whole(connections, request, content, upload, checksum)
+                written = None
+                if reply is not None:
+                    size = upload.content.size
+                    written = write_requests.parse_written(reply, *place, size, facts)
+                if upload.bucket.is_local:
+                    change.wrote(written, upload.replaces, is_new=bool(upload.only_new))
+            return written, checksum
 
         try:
             info, checksum = await self._session.run(str(upload), work, upload.bucket)
@@ -118,6 +114,25 @@ class Uploads:
         if not info.same_bytes(wanted):
             raise Unavailable(f"{upload}: what the cluster has is not what was sent")
         return info
+
+    def _sent_whole(
+        self,
+        connections: ConnectionSet,
+        request: Request,
+        content: Content,
+        upload: Upload,
+        checksum: str,
+    ) -> Reply | None:
+        """Send all of an upload; return None if no answer came, and a HEAD can tell whether it was written."""
+        try:
+            with self._session.transport.readiness.undisturbed(str(upload)):
+                return send_content(self._session, connections, request, content, upload.progress)
+        except BodyDelivered as error:
+            log.info("%s: asking whether it was written: %s", upload, error)
+            # On other connections: this one is of no more use.
+            if not checksum:
+                raise
+            return None
 
     async def _confirmed(self, upload: Upload) -> ObjectInfo:
         try:

@@ -5,6 +5,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -20,6 +21,7 @@ from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.support.servers import running_server
 
 B = Bucket("b")
 NEW = BytesContent(b"new")
@@ -387,6 +389,83 @@ async def test_an_old_copy_of_what_was_read_is_no_change_of_it():
             await client.read_range(B, info, 0, buffer)
 
 
+# What is under way while targets join or leave
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_a_change_during_which_targets_join_is_not_done(
+    change: Call, monkeypatch: pytest.MonkeyPatch
+):
+    """It may have been made at a target that has sent on its objects already."""
+    monkeypatch.setattr(absence, "WRITE_AGE", 0.0)
+    cluster = Moving()
+
+    def join(seen: Seen, connection: socket.socket) -> None:
+        if "pid" in seen.query and seen.method in ("PUT", "DELETE", "PATCH"):
+            cluster.map_version += 1
+
+    async with client_of(cluster) as client:
+        await client.head(B, "k")
+        cluster.before = join
+        with pytest.raises(Unproven, match="targets joined or left the cluster meanwhile"):
+            await change(client)
+
+
+async def test_what_was_written_over_an_older_version_is_not_done():
+    """Even if the map does not show it: the version of what was written does."""
+    cluster = Moving()  # which calls whatever is written version 2
+    async with client_of(cluster) as client:
+        await client.upload(B, "k", NEW, replaces=await client.head(B, "k"))
+        cluster.version = "2"
+        newest = await client.head(B, "k")
+        with pytest.raises(Unproven, match="k: written over an older copy"):
+            await client.upload(B, "k", NEW, replaces=newest)
+
+
+class Interrupted:
+    """A content; something happens when it is first read, which is after what is there was looked at."""
+
+    def __init__(self, data: bytes, act: Callable[[], object]) -> None:
+        self._content, self._act, self.size = BytesContent(data), act, len(data)
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        act, self._act = self._act, lambda: None
+        act()
+        self._content.read_into(start, buffer)
+
+    def __str__(self) -> str:
+        return "interrupted"
+
+
+@pytest.mark.parametrize("cause", ["maintenance", "return"])
+@pytest.mark.parametrize("expects", [True, False], ids=["one version", "any"])
+async def test_what_is_written_right_after_targets_left_or_came_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, expects: bool
+):
+    """The map is still believed, and a target is written to that does not have the newest copy."""
+    monkeypatch.setattr(absence, "WRITE_AGE", 60.0)
+    (tmp_path / "b").mkdir()
+    with running_server(tmp_path, traps=True) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, io_timeout=30))
+        store = CallPipeline(client, deadline=30, rng=random.Random(1))
+        info = await store.upload(B, "k", BytesContent(b"0"))
+        if cause == "return":
+            await trio.to_thread.run_sync(server.take_away)
+            await trio.sleep(1)
+        for data in (b"1", b"2", b"3"):
+            info = await store.upload(B, "k", BytesContent(data))
+
+        def move() -> None:
+            server.move(cause=cause, share=1.0, moving=3.0, incomplete=0.2)
+
+        await store.upload(B, "k", Interrupted(b"4", move), replaces=info if expects else None)
+        await trio.to_thread.run_sync(server.moved)
+        got = bytearray(1)
+        await store.read_range(B, await store.head(B, "k"), 0, memoryview(got))
+        await store.aclose()
+        assert got == b"4"
+
+
 @pytest.fixture
 def map_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a test takes."""
@@ -407,7 +486,8 @@ async def test_a_calm_cluster_lists_copies_once():
     cluster = Moving()
     async with client_of(cluster) as client:
         await use(client)
-        assert (cluster.asked.count("copies"), cluster.asked.count("map")) == (1, 2)
+        # The map at the beginning, for the first listing, and after each upload over whatever is there.
+        assert (cluster.asked.count("copies"), cluster.asked.count("map")) == (1, 2 + 10)
 
 
 async def test_a_cluster_that_gives_no_map_lists_copies_for_changes_only():

@@ -177,6 +177,25 @@ def test_what_is_written_while_a_target_returns_stays(
                 assert moves or place.stored(f"d/{name}") == wanted.encode()
 
 
+@pytest.mark.parametrize("cause", ["join", "maintenance", "return"])
+def test_what_is_being_written_when_targets_come_or_go_stays(files: Path, cause: str):
+    """It ends at the target that had the name when it began, and has sent its objects on already."""
+    options, logged = ("--upload-limit", "1MiB"), (*MOVES_LOGGED, "slow request")
+    with writable(files, traps=True, options=options, expected_log=logged) as place:
+        folder, server = place.path / "d", server_of(place)
+        if cause == "return":
+            server.take_away()
+        content = b"new" * (1 << 20)
+        writer = threading.Thread(target=(folder / "f1").write_bytes, args=(content,))
+        (folder / "f1").write_bytes(b"since")
+        writer.start()
+        time.sleep(1)
+        server.move(cause=cause, share=1.0, moving=4.0, incomplete=0.5)
+        writer.join()
+        server.moved()
+        assert place.stored("d/f1") == content
+
+
 def test_an_old_object_of_a_target_that_returns_is_never_seen(place: Writable):
     folder, server = place.path / "d", server_of(place)
     server.take_away()

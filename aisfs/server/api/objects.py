@@ -238,7 +238,7 @@ class Objects:
         """Store an object."""
         given_type = request.header("Ais-Checksum-Type")
         given = request.header("Ais-Checksum-Value")
-        custom = custom_pairs(request)
+        custom, since = custom_pairs(request), self._storage.traps.moving.version
         if given_type and given_type not in HASHERS:
             raise Failure(400, f'invalid checksum type "{given_type}"')
         if given:
@@ -260,7 +260,14 @@ class Objects:
                 raise failures.wrong_checksum(given_type, given, computed, context)
             # The bucket's checksum type may have changed meanwhile.
             found = self.publish(
-                bucket, key, work, custom, kind=kind, checksum=hashers[0].hexdigest(), fresh=skip
+                bucket,
+                key,
+                work,
+                custom,
+                kind=kind,
+                checksum=hashers[0].hexdigest(),
+                fresh=skip,
+                since=since,
             )
         return Reply(headers=attributes(found))
 
@@ -278,6 +285,7 @@ class Objects:
         damage: Damage | None = None,
         outdated: Callable[[str], bool] = is_of_content,
         check: Callable[[Found | None], None] | None = None,
+        since: int | None = None,
     ) -> Found:
         """Make a work file the next version of an object.
 
@@ -293,6 +301,7 @@ class Objects:
             damage: What a trap has damaged.
             outdated: Which custom metadata of the previous version does not outlive it.
             check: Raises a Failure if that version must not be replaced.
+            since: Version of the cluster's map when the request came, where that matters.
         """
         kind = kind or checksum_type(bucket)
         checksum = hash_file(work, kind) if checksum is None else checksum
@@ -313,6 +322,9 @@ class Objects:
                 chunks,
                 damage,
             )
+            moving = self._storage.traps.moving
+            if since is not None and moving.stays_behind(bucket.name, key, since):
+                return Bucket.found(os.stat(work), record)
             return self._storage.commit(bucket, key, work, record, old)
 
     def delete(self, request: Request, bucket: Bucket, key: bytes) -> Reply:

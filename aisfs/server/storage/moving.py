@@ -12,6 +12,9 @@ HEAD, GET and listings show these old objects, and what is written replaces them
 until the newer ones come, as above: a PUT is lost if less was written to the name since than meanwhile,
 and an object that is deleted comes again.
 
+What is still being written when a move begins ends at the target that had the name before. That has sent its
+objects on by then: the reply says that all is well, and nobody ever sees the content.
+
 The reference does not say what a DELETE of a hidden object does. Here it is answered as HEAD is, with
 404, and the object stays: no client that reads this may believe that the name is free.
 """
@@ -34,6 +37,8 @@ MAINTENANCE, LEAVING = 4, 8
 _SEED = 11
 _HALF = 0.5
 _MOMENT = 0.05
+_SENT_ON = 0.5
+"""Seconds after a move began in which what is still being written is sent on with the rest; AIStore takes longer."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +92,8 @@ class Moving:
         self._share_left = 0.0
         self.version = 1
         """Of the cluster map."""
+        self._begun: list[tuple[int, float, float]] = []
+        """Of each move the map's version, the beginning on the clock of `time.monotonic`, and the share."""
 
     def begin(self, plan: Plan) -> bool:
         """Begin, or go on by another plan from its beginning; return whether data began to move."""
@@ -102,6 +109,8 @@ class Moving:
             if plan.cause == "return":
                 plan = msgspec.structs.replace(plan, share=self._share_left)
             self._plan, self._began = plan, time.monotonic()
+            if is_new:
+                self._begun.append((self.version, self._began, plan.share))
             self._changed.notify_all()
         return is_new
 
@@ -187,6 +196,14 @@ class Moving:
             return draw < plan.share
         arrival = plan.moving * (_HALF + _HALF * draw / plan.share)
         return time.monotonic() - self._began < arrival
+
+    def stays_behind(self, bucket: str, key: bytes, since: int) -> bool:
+        """Return whether what began to be written with version `since` of the map is at a target of the past."""
+        draw, now = _draw(bucket, key), time.monotonic()
+        return any(
+            version > since and now > began + _SENT_ON and draw < share
+            for version, began, share in self._begun
+        )
 
     # The target that is away
 
