@@ -82,6 +82,7 @@ def check_newest(
     try:
         reply = transport.fetch(connections, requests.list_copies(bucket, key))
         owned, elsewhere, complete = listings.parse_copies(reply, bucket, key)
+        complete = complete and _is_calm(transport, connections, bucket)
     except AccessDenied:  # a token for objects alone: nothing tells
         readiness.muted(str(bucket))
         return
@@ -183,8 +184,43 @@ def check_absent(
     parent, slash, _ = key.rpartition("/")
     names = requests.first_keys(bucket, parent + slash, "", 1)
     _, _, complete = listings.parse_keys(transport.fetch(connections, names), bucket, parent)
-    if not complete:
+    if not complete or not _is_calm(transport, connections, bucket):
         raise Unproven(f"{subject}: not found, but the cluster is moving objects")
     if bucket.is_local:
         transport.settle(connections, subject)
         transport.readiness.calmed()
+
+
+def check_listed(
+    transport: Transport,
+    connections: ConnectionSet,
+    bucket: Bucket,
+    subject: str,
+    *,
+    complete: bool,
+) -> None:
+    """Return if what a listing lacks is missing. In the thread of a request.
+
+    Raises:
+        Unproven: it may be there.
+    """
+    if not complete or not _is_calm(transport, connections, bucket):
+        transport.readiness.moving()
+        raise Unproven(
+            f"{subject}: the cluster's listing is not complete (flags 1): "
+            "a rebalance is under way, or was interrupted"
+        )
+    if bucket.is_local:
+        transport.settle(connections, subject, listed=True)
+
+
+def _is_calm(transport: Transport, connections: ConnectionSet, bucket: Bucket) -> bool:
+    """Return whether no target that has objects of a bucket is sending any.
+
+    A listing has the flags of those targets only that have something in it: an empty one is never flagged. From the
+    start of the bucket, with what is misplaced, each has something that could send something.
+    """
+    if not bucket.is_local or transport.readiness.moves_nothing:
+        return True
+    first = requests.list_copies(bucket, "")
+    return listings.parse_copies(transport.fetch(connections, first), bucket, "")[2]

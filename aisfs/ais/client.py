@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.ais.absence import WRITE_AGE, FoundByGet, check_absent, check_newest
+from aisfs.ais.absence import WRITE_AGE, FoundByGet, check_absent, check_listed, check_newest
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.mutations import Mutations
@@ -37,7 +37,6 @@ from aisfs.errors import (
     NotFound,
     Stale,
     Unavailable,
-    Unproven,
 )
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
@@ -124,7 +123,9 @@ class AISClient:
             reply = self.transport.fetch(connections, request)
             page = listings.parse_page(reply, bucket, prefix, facts, after=token, custom=custom)
             try:
-                self._listed(connections, bucket, request.subject, complete=page.complete)
+                check_listed(
+                    self.transport, connections, bucket, request.subject, complete=page.complete
+                )
             except Unavailable as doubt:
                 return page, doubt
             return page, None
@@ -161,7 +162,9 @@ class AISClient:
                     is_all = pages == 1 or bucket.provider is not Provider.AIS
                     is_all &= to_the_end and complete and len(found) <= most
                     if is_all or len(found) < most:
-                        self._listed(connections, bucket, subject, complete=complete)
+                        check_listed(
+                            self.transport, connections, bucket, subject, complete=complete
+                        )
                     return Keys(found[:most], is_all)
                 bounds.check(keys, token)
 
@@ -437,23 +440,6 @@ class AISClient:
         """Make sure that what was not found is on no target of this cluster. In the thread."""
         if bucket and bucket.is_local:
             self.transport.settle(connections, subject)
-
-    def _listed(
-        self, connections: ConnectionSet, bucket: Bucket, subject: str, *, complete: bool
-    ) -> None:
-        """Make sure that what a listing lacks is missing. In the thread.
-
-        Raises:
-            Unproven: it may be there.
-        """
-        if not complete:
-            self.transport.readiness.moving()
-            raise Unproven(
-                f"{subject}: the cluster's listing is not complete (flags 1): "
-                "a rebalance is under way, or was interrupted"
-            )
-        if bucket.is_local:
-            self.transport.settle(connections, subject, listed=True)
 
     def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""

@@ -104,8 +104,9 @@ class Lister:
         """Reply to one list request."""
         limit = message.pagesize if message.pagesize > 0 else PAGE
         self._traps.moving.check_mapped(bucket.name)
-        flags = int(self._traps.moving.is_incomplete)
         keys, token = self.keys(bucket, message, limit)
+        # AIStore forgets what the targets say that have nothing in the page.
+        flags = int(bool(keys) and self._traps.moving.is_incomplete)
         entries = self._entries(bucket, keys, message)
         return encoded_page(message.uuid or secrets.token_urlsafe(6), token, entries, packed, flags)
 
