@@ -77,7 +77,8 @@ def check_newest(
     age = age if age is not None else WRITE_AGE if writes else READ_AGE
     if not bucket.is_local or readiness.is_mute(str(bucket)):
         return
-    if transport.moves_nothing(connections, subject, age=age) or not (readiness.version or writes):
+    calm = _moves_nothing(transport, connections, bucket, subject, age)
+    if calm or not (readiness.version or writes):
         return
     try:
         reply = transport.fetch(connections, requests.list_copies(bucket, key))
@@ -93,14 +94,14 @@ def check_newest(
     # What the owner lacks altogether, a GET finds at the others.
     newer = elsewhere > owned and (writes or owned > 0)
     if not complete:
-        readiness.moving()
+        readiness.moving(str(bucket))
         if newer:
             raise Unproven(
                 f"{subject}: the cluster is moving a newer version of it between targets"
             )
         return
     try:
-        transport.settle(connections, subject, listed=True)
+        transport.settle(connections, subject, listed=str(bucket))
     except Unproven:
         if writes or newer:
             raise
@@ -152,7 +153,7 @@ def changing(
     yield change
     if before and any(bucket.is_local for bucket, _ in objects):
         subject = "{}/{}".format(*objects[-1])
-        transport.moves_nothing(connections, subject, age=change.age)
+        transport.keeps_map(connections, subject, age=change.age)
         if readiness.version != before:
             raise Unproven(f"{subject}: targets joined or left the cluster meanwhile")
 
@@ -170,7 +171,7 @@ def check_absent(
     subject = f"{bucket}/{key}"
     if bucket.provider is not Provider.AIS:  # the cloud was asked
         return
-    if bucket.is_local and transport.moves_nothing(connections, subject):
+    if bucket.is_local and _moves_nothing(transport, connections, bucket, subject):
         return
     byte = requests.get_range(bucket, key, 0, 1, latest=bucket.is_attached)
     reply = transport.ask(connections, byte)
@@ -188,7 +189,7 @@ def check_absent(
         raise Unproven(f"{subject}: not found, but the cluster is moving objects")
     if bucket.is_local:
         transport.settle(connections, subject)
-        transport.readiness.calmed()
+        transport.readiness.calmed(str(bucket))
 
 
 def check_listed(
@@ -205,13 +206,13 @@ def check_listed(
         Unproven: it may be there.
     """
     if not complete or not _is_calm(transport, connections, bucket):
-        transport.readiness.moving()
+        transport.readiness.moving(str(bucket))
         raise Unproven(
             f"{subject}: the cluster's listing is not complete (flags 1): "
             "a rebalance is under way, or was interrupted"
         )
     if bucket.is_local:
-        transport.settle(connections, subject, listed=True)
+        transport.settle(connections, subject, listed=str(bucket))
 
 
 def _is_calm(transport: Transport, connections: ConnectionSet, bucket: Bucket) -> bool:
@@ -220,7 +221,20 @@ def _is_calm(transport: Transport, connections: ConnectionSet, bucket: Bucket) -
     A listing has the flags of those targets only that have something in it: an empty one is never flagged. From the
     start of the bucket, with what is misplaced, each has something that could send something.
     """
-    if not bucket.is_local or transport.readiness.moves_nothing:
+    if not bucket.is_local or transport.readiness.moves_nothing(str(bucket)):
         return True
     first = requests.list_copies(bucket, "")
     return listings.parse_copies(transport.fetch(connections, first), bucket, "")[2]
+
+
+def _moves_nothing(
+    transport: Transport,
+    connections: ConnectionSet,
+    bucket: Bucket,
+    subject: str,
+    age: float = 0.0,
+) -> bool:
+    """Return whether nothing of a bucket is known to move, by a map that is at most `age` seconds old."""
+    if not transport.keeps_map(connections, subject, age=age):
+        return False
+    return transport.readiness.moves_nothing(str(bucket))

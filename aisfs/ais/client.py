@@ -382,7 +382,7 @@ class AISClient:
         """
 
         def look(connections: ConnectionSet) -> None:
-            self.transport.moves_nothing(connections, self.transport.endpoint)
+            self.transport.keeps_map(connections, self.transport.endpoint)
 
         while True:
             await trio.sleep(MAP_LOOK_SECONDS)

@@ -5,6 +5,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,9 @@ class Moving(MiniCluster):
         self.not_by_head, self.not_by_get, self.unlisted, self.flags = set(), set(), set(), 0
 
     def answer(self, seen: Seen) -> bytes:
+        seen = replace(
+            seen, target=seen.target.replace("s/other", "s/b")
+        )  # another bucket, with the same
         if seen.path == "/v1/daemon":
             self.asked.append("map")
             nodes = {name: {"flags": 0} for name in self.targets}
@@ -506,6 +510,19 @@ async def test_a_calm_cluster_lists_copies_once():
         await use(client)
         # The map at the beginning, for the first listing, and after each upload over whatever is there.
         assert (cluster.asked.count("copies"), cluster.asked.count("map")) == (2, 2 + 10)
+
+
+@pytest.mark.usefixtures("map_is_believed")
+async def test_what_a_listing_of_one_bucket_proves_holds_for_no_other():
+    """A target that has nothing of this bucket may be sending that one's objects."""
+    cluster = Moving()
+    async with client_of(cluster) as client:
+        await use(client)
+        asked = cluster.asked.count("copies")
+        await client.head(B, "k")
+        assert cluster.asked.count("copies") == asked
+        await client.head(Bucket("other"), "k")
+        assert cluster.asked.count("copies") > asked
 
 
 async def test_a_cluster_that_gives_no_map_lists_copies_for_changes_only():

@@ -119,13 +119,13 @@ class Transport:
         """Return the proxy of --proxy: the environment's are for the world, and AIStore is near."""
         return self._proxy
 
-    def settle(self, connections: ConnectionSet, subject: str, *, listed: bool = False) -> None:
+    def settle(self, connections: ConnectionSet, subject: str, *, listed: str = "") -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.
 
         Args:
             connections: The connections to use.
             subject: What it is about, in messages.
-            listed: A listing said that nothing is missing in it. Of a cluster with one target that is enough.
+            listed: A bucket whose listing said that nothing is missing in it. Of a cluster with one target that is enough.
 
         Raises:
             Unproven: it may be somewhere.
@@ -135,13 +135,11 @@ class Transport:
             if doubt:
                 raise Unproven(f"{subject}: {doubt}")
         if listed:
-            self.readiness.calmed()
+            self.readiness.calmed(listed)
 
-    def moves_nothing(self, connections: ConnectionSet, subject: str, *, age: float = 0.0) -> bool:
-        """Return whether the cluster is known to move no objects, by a map that is at most `age` seconds old."""
-        if self.readiness.age > age and self._doubt(connections, subject, age) is not None:
-            return False
-        return self.readiness.moves_nothing
+    def keeps_map(self, connections: ConnectionSet, subject: str, *, age: float = 0.0) -> bool:
+        """Return whether no targets join or leave, by a map that is at most `age` seconds old."""
+        return self.readiness.age <= age or self._doubt(connections, subject, age) is None
 
     def _doubt(
         self, connections: ConnectionSet, subject: str, age: float = 0.0

@@ -88,11 +88,11 @@ class Readiness:
         """When the map was last asked for, on the clock of `time.monotonic`."""
         self._changed = float("-inf")
         """When it was first seen to be another one than before, on the same clock."""
-        self._calm = 0
-        """Version of the map with which a listing was complete: the cluster moves nothing as long as it is this
-        one; 0 for none."""
-        self._moves = False
-        """Whether the last listing was not complete."""
+        self._calm: dict[str, int] = {}
+        """Buckets of which a listing was complete, and the map's version then: as long as it is this one, nothing of
+        them moves. Of another bucket it says nothing: a target that has none of this one may be sending that one's."""
+        self._moves: set[str] = set()
+        """Buckets whose last listing was not complete."""
         self._muted: dict[str, float] = {}
         """Buckets whose listing was refused, and when, on the clock of `time.monotonic`."""
 
@@ -172,22 +172,24 @@ class Readiness:
             return Unavailable(f"targets joined or left the cluster {since:.0f} s ago")
         return None
 
-    def moving(self) -> None:
-        """Note that a listing was not complete."""
-        self._calm = 0
-        if not self._moves:
-            self._moves = True
+    def moving(self, bucket: str) -> None:
+        """Note that a listing of a bucket was not complete."""
+        self._calm.clear()
+        was_calm = not self._moves
+        self._moves.add(bucket)
+        if was_calm:
             log.warning(
                 "the cluster is moving objects between its targets: until it has, listings and what must not be "
                 "there yet wait, and time out"
             )
 
-    def calmed(self) -> None:
-        """Note that a listing was complete, after `settle` has found nothing against it."""
-        self._calm = self.version
-        if self._moves:
-            self._moves = False
-            log.warning("the cluster's listings are complete again")
+    def calmed(self, bucket: str) -> None:
+        """Note that a listing of a bucket was complete, after `settle` has found nothing against it."""
+        self._calm[bucket] = self.version
+        if bucket in self._moves:
+            self._moves.discard(bucket)
+            if not self._moves:
+                log.warning("the cluster's listings are complete again")
 
     def muted(self, bucket: str) -> None:
         """Note that the listing of a bucket was refused."""
@@ -197,10 +199,9 @@ class Readiness:
         """Return whether it was refused so lately that it is not worth another request."""
         return time.monotonic() - self._muted.get(bucket, float("-inf")) < _MUTE
 
-    @property
-    def moves_nothing(self) -> bool:
-        """Whether nothing has moved since a listing was complete."""
-        return self._calm != 0 and self._calm == self.version and not self.missed
+    def moves_nothing(self, bucket: str) -> bool:
+        """Return whether nothing of a bucket has moved since a listing of it was complete."""
+        return self.version != 0 and self._calm.get(bucket) == self.version and not self.missed
 
     @property
     def age(self) -> float:
