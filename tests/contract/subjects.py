@@ -54,6 +54,8 @@ class Subject:
     lists_buckets = True
     keeps_custom = True
     odd_names: Sequence[str] = ODD_NAMES
+    takes_odd_components = False
+    """Whether keys may have components that are empty, `.` or `..`."""
     names_are_bytes = True
     follows_changes = True
     knows_own_tries = False
@@ -225,6 +227,7 @@ class CloudSubject(Subject):
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
+        self.takes_odd_components = cloud.scheme == "s3"
         if cloud.scheme == "az":  # which takes a backslash for a slash
             self.odd_names = tuple(name for name in self.odd_names if "\\" not in name)
         self._name = cloud.make_bucket()

@@ -16,6 +16,7 @@ import trio
 from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.keys import is_key
 from aisfs.errors import (
+    InvalidName,
     ProtocolError,
     Stale,
     Unavailable,
@@ -203,7 +204,13 @@ def _errors(subject: str) -> Iterator[None]:
     except ClientError as error:
         told = error.response
         code = str(told.get("Error", {}).get("Code", ""))
-        raise error_of_status(subject, told["ResponseMetadata"]["HTTPStatusCode"], code) from error
+        status = told["ResponseMetadata"]["HTTPStatusCode"]
+        found = error_of_status(subject, status, code)
+        if status == 400 and isinstance(
+            found, ProtocolError
+        ):  # so AIStore, MinIO and others refuse such keys
+            found = InvalidName(f"{subject}: the server takes no such name (HTTP 400 {code})")
+        raise found from error
     except (BotoCoreError, OSError) as error:
         raise Unavailable(f"{subject}: {shown(str(error))}") from None
     except ValueError as error:
