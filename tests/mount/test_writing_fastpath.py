@@ -154,11 +154,21 @@ def test_a_reader_keeps_a_file_that_loses_its_name(place: Writable, folder: Path
 
 
 def test_closing_the_last_reader_frees_what_was_staged_for_it(place: Writable, folder: Path):
+    before = set(place.staged())  # what was appended to stays for its next change
     with reading(folder / "one") as reader:
         os.unlink(folder / "one")
-        assert place.staged()
+        assert set(place.staged()) - before
         assert pread(reader) == b"one as it was"
-    assert eventually(lambda: not place.staged())
+    assert eventually(lambda: set(place.staged()) <= before)
+
+
+def test_what_is_kept_for_the_next_append_goes_with_its_file(place: Writable, folder: Path):
+    before = set(place.staged())
+    with open(folder / "one", "a") as file:
+        file.write("!")
+    assert eventually(lambda: bool(set(place.staged()) - before))
+    os.unlink(folder / "one")
+    assert eventually(lambda: set(place.staged()) <= before)
 
 
 def test_fsync_of_what_is_only_read(place: Writable, folder: Path):

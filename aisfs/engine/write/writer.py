@@ -236,6 +236,10 @@ class Writer:
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Remove an object, or find that it is gone already."""
+        _, copy = self._copies.pop((bucket, key), (None, None))
+        if copy is not None:
+            self._staging.reuse(copy)
+            copy.discard()
         with suppress(NotFound):
             await self._store.remove(bucket, key)
 
