@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk"),
 ]
 
-INDEXES = r"WARNING aisfs\.cache\.index_cache"
+INDEXES = r"WARNING aisfs\.cache\..* indexes"
 STARTS_EMPTY = r"cache .* starts empty"
 TOLD = r"cache bypassed|cache not used until the next start"
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.mount
 LIMIT = 48 * MIB
 BYPASSED = r"cache bypassed"
 NOT_USED = r"cache not used until the next start"
-INDEXES = r"WARNING aisfs\.cache\.index_cache"
+INDEXES = r"WARNING aisfs\.cache\..* indexes"
 STALE = r"\b(ESTALE|[Ss]tale|changed|version)\b"
 
 
