@@ -6,7 +6,7 @@ Must not know: HTTP, requests, errnos.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aisfs.ais.absence import check_newest
+from aisfs.ais.absence import WRITE_AGE, check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.requests import BucketFacts, Request
 from aisfs.connections.connection_set import ConnectionSet
@@ -49,6 +49,8 @@ async def check_condition(session: Session, upload: Upload) -> None:
     if not upload.only_new and upload.replaces is None:
         return
     conflict: AisfsError = AlreadyExists(f"{upload}: another client has made it meanwhile")
+    # Now, since between the HEAD and the PUT another client's change is overwritten: that is to be short.
+    await _check_newest(session, upload, age=WRITE_AGE)
     try:
         now = await session.head(upload.bucket, upload.key, latest=True)
     except BucketNotFound:
@@ -62,14 +64,14 @@ async def check_condition(session: Session, upload: Upload) -> None:
             return
         conflict = Stale(f"{upload}: another client has changed it meanwhile")
     if not await _is_own(session, upload, now):
-        await _check_newest(session, upload)  # else an older copy would count as a change
+        await _check_newest(session, upload, age=0.0)  # else an older copy would count as a change
         raise conflict
 
 
-async def _check_newest(session: Session, upload: Upload) -> None:
+async def _check_newest(session: Session, upload: Upload, *, age: float) -> None:
     def check(connections: ConnectionSet) -> None:
         check_newest(
-            session.transport, connections, upload.bucket, upload.key, writes=True, age=0.0
+            session.transport, connections, upload.bucket, upload.key, writes=True, age=age
         )
 
     await session.run(str(upload), check, upload.bucket)

@@ -1,12 +1,14 @@
 """Volumes that other tenants of a node, and hostile ones, would feel: slow ones, links, what was permitted."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import grpc
@@ -27,31 +29,35 @@ SLOW = {
     "match": {"path_contains": "slow.tar", "method": "GET"},
     "action": "stall", "seconds": 300, "until_cleared": True, "times": -1,
 }  # fmt: skip
+NUMBERS = count()
 MANY = 24
 """Slow volumes. A driver with as many threads as gRPC's examples is full of ten."""
 
 
 @contextmanager
-def slow_volumes(kubelet: Kubelet, count: int) -> Iterator[dict[Path, grpc.RpcError | None]]:
+def slow_volumes(kubelet: Kubelet, number: int) -> Iterator[dict[Path, grpc.RpcError | None]]:
     """Publish volumes that are not ready while the block runs; yield how each call ended, once it has."""
     ended: dict[Path, grpc.RpcError | None] = {}
+    # Another one each time: the cache of the node may have what an earlier mount got after all.
+    name, folder = f"{next(NUMBERS)}-slow.tar", kubelet.server.root / "b"
+    shutil.copy(folder / "slow.tar", folder / name)
 
     def publish(target: Path) -> None:
         try:
-            kubelet.publish(target, "ais://b/slow.tar", view="class", scan="stream")
+            kubelet.publish(target, f"ais://b/{name}", view="class", scan="stream")
             ended[target] = None
         except grpc.RpcError as error:
             ended[target] = error
 
     kubelet.server.faults([SLOW])
-    places = [kubelet.place / "pods" / f"slow-{number}" for number in range(count)]
+    places = [kubelet.place / "pods" / f"slow-{place}" for place in range(number)]
     threads = [threading.Thread(target=publish, args=(place,)) for place in places]
     kubelet.call("Probe", "Identity")  # connects
     try:
         for thread in threads:
             thread.start()
         assert eventually(lambda: all(map(is_mountpoint, places)), 90), ended
-        assert eventually(lambda: kubelet.server.struck()[0] >= count, 90), ended
+        assert eventually(lambda: kubelet.server.struck()[0] >= number, 90), ended
         yield ended
     finally:
         for place in places:

@@ -39,7 +39,7 @@ def test_ls_of_100_000_objects(tmp_path: Path, mountpoint: Path):
         listed = succeed("ls", "-l", mount.path / "folder", timeout=300).splitlines()
         assert len(listed) == count + 1  # the first line says `total`
         # Pages overlap by some names, lest AIStore lose some between two: at most 100 of 10,000.
-        assert spent(server, before) <= -(-count // (PAGE - 100)) + 3, server.requests()
+        assert spent(server, before) <= -(-count // (PAGE - 100)) + 4, server.requests()
 
 
 def test_stat_of_listed_files_asks_nothing(tmp_path: Path, mountpoint: Path):

@@ -18,6 +18,7 @@ import requests
 from aisfs.engine.write.unsent import unsent_files
 from tests.support.mounts import aisfs, daemons, eventually, is_mountpoint
 from tests.support.servers import RunningServer, running_server
+from tests.torture.foreign import CALM
 from tests.torture.ledger import digest
 
 READ_TIMEOUT = 3
@@ -154,7 +155,8 @@ class Cluster:
         cause = rng.choice(["join", "maintenance", "leave"])
         seconds = rng.uniform(2, 5)
         plan = {"unmapped": 0.5, "joining": 1.5, "moving": seconds, "incomplete": 1.0}
-        self._server.move(cause=cause, share=rng.choice([0.3, 0.7]), **plan)
+        with CALM:
+            self._server.move(cause=cause, share=rng.choice([0.3, 0.7]), **plan)
         return f"data moved ({cause})"
 
     def fault(self, rng: random.Random) -> str:

@@ -3,6 +3,7 @@
 import errno
 import io
 import tarfile
+import threading
 import time
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
@@ -16,6 +17,11 @@ KEEP = ".keep"
 NO_RECURSION = 2048
 PAGE = 9_000
 """More than any directory here has: what fits one page loses no name."""
+
+
+CALM = threading.Lock()
+"""Held while something is changed by curl, or a move of data begins: AIStore loses what is changed meanwhile
+by a client that does not look at the map before and after."""
 
 
 class BrokenObject(Exception):
@@ -100,7 +106,10 @@ class Foreign:
 
     def _change(self, method: str, key: str, content: bytes = b"") -> requests.Response:
         try:
-            reply = self._send(method, key, content)
+            with CALM:
+                while self._moves():
+                    time.sleep(0.1)
+                reply = self._send(method, key, content)
         except requests.RequestException as error:
             raise OSError(errno.EIO, type(error).__name__) from error
         if reply.status_code == 404:
@@ -108,6 +117,11 @@ class Foreign:
         if not reply.ok:
             raise OSError(errno.EIO, f"HTTP {reply.status_code}")
         return reply
+
+    def _moves(self) -> bool:
+        """Return whether the embedded server moves data; no other cluster is made to."""
+        reply = self._http.get(f"{self._endpoint}/-/move", timeout=60)
+        return reply.ok and bool(reply.json()["moving"])
 
     def _send(self, method: str, key: str, content: bytes = b"") -> requests.Response:
         path = quote(f"/v1/objects/{self._bucket}/{key}")
