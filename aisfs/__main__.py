@@ -1,6 +1,6 @@
 """`aisfs` and `python -m aisfs`."""
 
-from aisfs.process.imports import loading
+from aisfs.system.daemon import loading
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ def _base() -> Path:
 
 def _environment(directory: Path) -> dict[str, str]:
     """What commands see: this `aisfs`, nothing of the user's cluster, and a mark to find them by."""
-    inherited = dict(os.environ)  # noqa: TID251 (aisfs.config is for aisfs, this is a program)
+    inherited = dict(os.environ)  # noqa: TID251 (aisfs.settings is for aisfs, this is a program)
     kept = {
         name: value
         for name, value in inherited.items()

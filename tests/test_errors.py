@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 import aisfs
 from aisfs.app.csi.failures import Code, VolumeError
-from aisfs.connections.replies import SpeaksTls
 from aisfs.errors import AisfsError, Stale, Unavailable, untraced
+from aisfs.http.exchange import SpeaksTls
 from aisfs.server.api.s3.errors import S3Error
 from aisfs.server.failures import Failure
 

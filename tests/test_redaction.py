@@ -14,10 +14,10 @@ import pytest
 
 from aisfs import redaction
 from aisfs.ais.transport.auth import Credentials
-from aisfs.config import ClusterSettings
-from aisfs.process import logs
 from aisfs.redaction import remember, remember_query, remember_settings, remember_url, shown
+from aisfs.settings import ClusterSettings
 from aisfs.store.web.host_headers import HostHeaders
+from aisfs.system import logs
 from tests.support.mounts import aisfs
 from tests.support.tars import END, entry
 
@@ -116,7 +116,7 @@ ENVIRONMENT = {
 }
 SCRIPT = """
 import os
-from aisfs.config.clouds import remember_secrets
+from aisfs.settings.fields import remember_secrets
 from aisfs.redaction import shown
 remember_secrets()
 print(shown(os.environ["SAID"]))

@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from aisfs.ais.protocol import listings, requests
 from aisfs.ais.protocol.errors import failure
 from aisfs.ais.transport.client import Transport
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -34,6 +32,8 @@ from aisfs.errors import (
     Unavailable,
     Unproven,
 )
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 

@@ -24,10 +24,6 @@ from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
 from aisfs.ais.transport.client import Transport
 from aisfs.ais.uploads import Uploads
-from aisfs.config import ClusterSettings
-from aisfs.connections.connection_pool import ConnectionPool
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.reply import Reply
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.listing import ListingBounds
 from aisfs.errors import (
@@ -38,7 +34,10 @@ from aisfs.errors import (
     Stale,
     Unavailable,
 )
+from aisfs.http.connections import ConnectionPool, ConnectionSet
+from aisfs.http.exchange import Reply
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.custom import encode_custom
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 from aisfs.store.retry import Retrier

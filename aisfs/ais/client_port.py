@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from aisfs.ais.protocol.requests import BucketFacts
 from aisfs.ais.remotes import Remotes
 from aisfs.ais.transport.client import Transport
-from aisfs.connections.connection_set import ConnectionSet
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import Bucket, ObjectInfo
 
 T = TypeVar("T")

@@ -5,11 +5,9 @@ import time
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.identity import CLUSTER_MAP, HEALTH, VERSION, Identity, identify
 from aisfs.ais.protocol.requests import Request
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.network import other_scheme
-from aisfs.connections.proxies import environment_proxy
-from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import Reply, environment_proxy, other_scheme
 
 
 async def check_answers(session: Session) -> None:

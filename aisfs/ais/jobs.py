@@ -18,9 +18,9 @@ from aisfs.ais.protocol.shard_index import (
     parse_indexed_version,
     shard_index_location,
 )
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.reply import Reply
 from aisfs.errors import JobNotFound, NotFound, Unavailable
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket
 from aisfs.store.retry import Retrier
 

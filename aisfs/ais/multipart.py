@@ -21,7 +21,6 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.multipart_commit import MultipartCommit
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, check_condition, checksum_for, send_content
-from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -30,12 +29,13 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.at_once import all_of
 from aisfs.store.content import PartOfContent
 from aisfs.store.port import Content, Progress
 from aisfs.store.retry import ProgressDeadline, Retrier
+from aisfs.system.locks import Rank, ranked_lock
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from aisfs.ais.absence import changing, check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_as
-from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.checksums import is_known
 from aisfs.errors import (
     AisfsError,
@@ -25,6 +24,7 @@ from aisfs.errors import (
     Unavailable,
     Unproven,
 )
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import ObjectInfo
 from aisfs.store.at_once import all_of
 from aisfs.store.retry import Retrier

@@ -15,7 +15,6 @@ from aisfs.ais.absence import changing
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
-from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.namespace.keys import check_new_bucket
 from aisfs.errors import (
     AccessDenied,
@@ -25,6 +24,7 @@ from aisfs.errors import (
     ProtocolError,
     Unsupported,
 )
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.content import FileContent
 from aisfs.store.custom import encode_custom, stamp_of

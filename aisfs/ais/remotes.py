@@ -18,11 +18,11 @@ from aisfs.ais.protocol.listings import parse_buckets
 from aisfs.ais.protocol.object_replies import check_content
 from aisfs.ais.protocol.requests import BucketFacts, Request, list_buckets
 from aisfs.ais.transport.client import Body, Transport
-from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import AisfsError, Stale
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import Bucket, ObjectInfo, Provider
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

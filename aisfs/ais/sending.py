@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from aisfs.ais.absence import WRITE_AGE, check_newest
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.requests import BucketFacts, Request
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.reply import Reply
 from aisfs.core.checksums import DEFAULT_TYPE, is_known
 from aisfs.errors import AisfsError, AlreadyExists, BucketNotFound, NotFound, Stale
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import Reply
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.store.content import checksum_of, pieces_of
 from aisfs.store.port import Announce, Content, Progress

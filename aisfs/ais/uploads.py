@@ -17,11 +17,9 @@ from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
 from aisfs.ais.sending import Upload, check_condition, checksum_for, send_content
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.counted_body import BodyDelivered
-from aisfs.connections.exchange import SMALL
-from aisfs.connections.reply import Reply
 from aisfs.errors import NotFound, Unavailable
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import SMALL, BodyDelivered, Reply
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import in_memory
 from aisfs.store.custom import encode_custom, stamp_of

@@ -9,8 +9,8 @@ from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.listing_cache import ListingCache
-from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
+from aisfs.settings import CacheSettings
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import trio
 
 from aisfs.app.plan import MountPlan
 from aisfs.app.services import Services
-from aisfs.config import View
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.synthetic.tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
@@ -25,6 +24,7 @@ from aisfs.filesystem.trees.bucket_tree import Names
 from aisfs.filesystem.trees.dataset_tree import DatasetTree
 from aisfs.filesystem.trees.merged_tree import MergedTree
 from aisfs.filesystem.trees.synthetic_tree import SyntheticTree
+from aisfs.settings import View
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import logging
 from typing import NamedTuple
 
-from aisfs.config import GIB, MEMORY_LEAST, MIB, CacheSettings
-from aisfs.process.machine_memory import MachineMemory
+from aisfs.settings import GIB, MEMORY_LEAST, MIB, CacheSettings
+from aisfs.system.memory import MachineMemory
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from aisfs.app.monitoring.health import Health
 from aisfs.app.plan import MountPlan, check_places
 from aisfs.app.services import CLOCK, Services, open_services
 from aisfs.app.writing.write_back import build_write_layer, upload_rest
-from aisfs.config import TreeSettings, View
 from aisfs.core.namespace.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.progress import OpenProgress
@@ -45,9 +44,10 @@ from aisfs.fuse.push.pusher import Pusher
 from aisfs.fuse.pyfuse.operations import Operations
 from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, terminate
 from aisfs.fuse.session import FastPathSession
-from aisfs.process import descriptors
-from aisfs.process.memory import map_large_blocks
-from aisfs.process.recent_warnings import RecentWarnings
+from aisfs.settings import TreeSettings, View
+from aisfs.system import daemon
+from aisfs.system.logs import RecentWarnings
+from aisfs.system.memory import map_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ async def run(
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     map_large_blocks()
-    descriptors.allow_many()
+    daemon.allow_many()
     if plan.kernel.fastpath and not serves_descriptors():
         log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
         plan = replace(plan, kernel=plan.kernel.model_copy(update={"fastpath": False}))

@@ -26,7 +26,6 @@ from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
 from aisfs.app.stores import as_served, refuse_read_only
-from aisfs.config import ClusterSettings, KeyRule
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.namespace.patterns import KeyFilter, is_pattern, literal, marked
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
@@ -59,6 +58,7 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.settings import ClusterSettings, KeyRule
 from aisfs.store.at_once import each
 from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pages import pages_of

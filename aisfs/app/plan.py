@@ -11,20 +11,6 @@ from typing import TypeVar
 import trio
 
 from aisfs.app.stores import as_served, direct_store, origin_of_store, refuse_read_only
-from aisfs.config import (
-    WRITABLE_DIR_MODE,
-    WRITABLE_FILE_MODE,
-    CacheSettings,
-    ClusterSettings,
-    KernelSettings,
-    MonitoringSettings,
-    Settings,
-    ShardIndex,
-    TreeSettings,
-    View,
-    ViewSettings,
-    WriteSettings,
-)
 from aisfs.core.index.nested_tars import MAX_NESTING
 from aisfs.core.index.published import ScanRules
 from aisfs.core.namespace.keys import is_shard
@@ -48,7 +34,21 @@ from aisfs.core.namespace.sources import (
 from aisfs.core.views.labels import without_mark
 from aisfs.core.views.spec import ViewSpec, absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError, MountError, SourceMissing
-from aisfs.process.threads import start_service_thread
+from aisfs.settings import (
+    WRITABLE_DIR_MODE,
+    WRITABLE_FILE_MODE,
+    CacheSettings,
+    ClusterSettings,
+    KernelSettings,
+    MonitoringSettings,
+    Settings,
+    ShardIndex,
+    TreeSettings,
+    View,
+    ViewSettings,
+    WriteSettings,
+)
+from aisfs.system.threads import start_service_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 

@@ -18,7 +18,6 @@ from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.config import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.sources import (
     DatasetSource,
@@ -53,8 +52,9 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
-from aisfs.process.machine_memory import MachineMemory
+from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.store.port import WritableStore
+from aisfs.system.memory import MachineMemory
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import trio
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint, wrong_scheme
 from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -42,6 +41,7 @@ from aisfs.errors import (
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.local.store import LocalStore
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore

@@ -4,7 +4,6 @@ import importlib.util
 import logging
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings, clouds, use_proxy
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -14,6 +13,7 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
+from aisfs.settings import ClusterSettings, fields, use_proxy
 from aisfs.store.by_fsspec import open_fsspec
 from aisfs.store.port import Count, WritableStore, uncounted
 from aisfs.store.web.hub import open_hub
@@ -35,7 +35,7 @@ def as_served(source: Source, cluster: ClusterSettings) -> Source:
     """
     if not cluster.without_aistore:
         return source
-    return without_aistore(source, clouds.azure_account())
+    return without_aistore(source, fields.azure_account())
 
 
 def direct_store(source: Source) -> str:
@@ -68,7 +68,7 @@ def one_store(source: DatasetSource) -> Bucket:
 def origin_of_store(source: Source, cluster: ClusterSettings) -> str:
     """Return what tells the store of a source from others that have buckets of the same names."""
     store = direct_store(as_served(source, cluster))
-    return f"{store}+direct {clouds.place_of(store)}".strip() if store else cluster.endpoint
+    return f"{store}+direct {fields.place_of(store)}".strip() if store else cluster.endpoint
 
 
 def is_writable(bucket: Bucket) -> bool:
@@ -149,7 +149,7 @@ def open_store(
     """
     bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
     if bucket.store:
-        clouds.prepare_environment(bucket.store)
+        fields.prepare_environment(bucket.store)
         if cluster.proxy:
             use_proxy(cluster.proxy)
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"

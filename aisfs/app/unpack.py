@@ -35,10 +35,10 @@ from aisfs.core.tar.member_stream import MemberStream, StreamedMember
 from aisfs.core.tar.sparse import sparse_segments
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
 from aisfs.store.at_once import each
 from aisfs.store.port import ObjectStore
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

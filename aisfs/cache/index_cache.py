@@ -32,9 +32,9 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import SCAN_RULES
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process import private
-from aisfs.process.request_log import DISK, request_log
-from aisfs.process.threads import any_thread
+from aisfs.system import locks
+from aisfs.system.logs import DISK, request_log
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class IndexCache:
     # Writing -------------------------------------------------------------------------------------
 
     def _store(self, path: Path, data: bytes) -> None:
-        private.make_directory(self._root)
+        locks.make_directory(self._root)
         with self._locked() as lock:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             total = _read_total(lock)
@@ -227,7 +227,7 @@ class IndexCache:
             temporary = path.with_suffix(_TEMPORARY)
             try:
                 remove(temporary)
-                with open(temporary, "xb", opener=private.opener) as file:
+                with open(temporary, "xb", opener=locks.opener) as file:
                     file.write(data)
                 temporary.replace(path)
             except OSError:

@@ -30,9 +30,9 @@ from aisfs.core.namespace.keys import Refusal, child_key
 from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.errors import ConfigError
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.process import private
-from aisfs.process.request_log import DISK, request_log
-from aisfs.process.threads import any_thread
+from aisfs.system import locks
+from aisfs.system.logs import DISK, request_log
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class ListingCache:
     # Writing -------------------------------------------------------------------------------------
 
     def _store(self, path: Path, data: bytes, made: float) -> None:
-        private.make_directory(self._root)
+        locks.make_directory(self._root)
         with self._locked() as locked:
             if not locked or made <= self._forgotten:
                 return
@@ -169,7 +169,7 @@ class ListingCache:
             temporary = path.with_suffix(_TEMPORARY)
             try:
                 remove(temporary)
-                with open(temporary, "xb", opener=private.opener) as file:
+                with open(temporary, "xb", opener=locks.opener) as file:
                     file.write(data)
                 temporary.replace(path)
             except OSError:

@@ -14,8 +14,8 @@ from cachetools import LRUCache, TTLCache
 
 from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.model import Bucket
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 DirectoryId = tuple[Bucket, str]
 """A bucket and the prefix of a directory in it."""

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import trio
 
 from aisfs.errors import Unavailable, untraced
-from aisfs.process.request_log import request_log
+from aisfs.system.logs import request_log
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")

@@ -23,8 +23,8 @@ from aisfs.cli.options import (
     without_unset,
 )
 from aisfs.cli.running import print_parts, run
-from aisfs.process import logs
 from aisfs.redaction import escaped
+from aisfs.system import logs
 
 if TYPE_CHECKING:
     from aisfs.app.warming.through_mount import Summary

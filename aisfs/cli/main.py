@@ -205,7 +205,7 @@ def serve(
     cluster. It has no access control: keep it on loopback.
     """
     from aisfs.app.serve import serve as run_server
-    from aisfs.config import LogSettings
+    from aisfs.settings import LogSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
 

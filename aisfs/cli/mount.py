@@ -31,7 +31,7 @@ from aisfs.cli.options import (
     with_switched_off,
     without_unset,
 )
-from aisfs.process.imports import loading
+from aisfs.system.daemon import loading
 
 _JOINS = tuple(join.value for join in Join)
 _SHARD_INDEX = tuple(when.value for when in ShardIndex)
@@ -268,7 +268,7 @@ def mount(
         from aisfs.cli.configuring.profiles import expand_profile
         from aisfs.cli.configuring.reload import Reload
         from aisfs.cli.mounting.mount_start import run_in_background, run_in_foreground
-        from aisfs.config import LogSettings, use_file
+        from aisfs.settings import LogSettings, use_file
 
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")

@@ -12,7 +12,7 @@ from aisfs.cli.exits import warn
 from aisfs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aisfs.config import LogSettings
+    from aisfs.settings import LogSettings
 
 Command = Callable[..., Any]
 
@@ -133,7 +133,7 @@ def size_value(context: click.Context, option: click.Parameter, text: str | None
     """Return the bytes of an option's value such as 1GiB: a callback of click."""
     if text is None or context.resilient_parsing:  # the shell completes, and wants no value
         return None
-    from aisfs.config import parse_size
+    from aisfs.settings import parse_size
 
     try:
         return parse_size(text)
@@ -197,8 +197,8 @@ def start_logging(
     Raises:
         ConfigError: the log file cannot be written.
     """
-    from aisfs.config import own_log
-    from aisfs.process import logs
+    from aisfs.settings import own_log
+    from aisfs.system import logs
 
     def configure(own: Path | None) -> None:
         logs.configure(

@@ -12,8 +12,8 @@ from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import staging_dir_option
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
-from aisfs.process import logs
 from aisfs.redaction import escaped
+from aisfs.system import logs
 
 if TYPE_CHECKING:
     from aisfs.app.writing import recover as recovery
@@ -43,7 +43,7 @@ def recover(
     an object that was changed since.
     """
     from aisfs.app.writing import recover as recovery
-    from aisfs.config import WriteSettings
+    from aisfs.settings import WriteSettings
 
     if upload and drop:
         raise click.UsageError("--upload and --drop exclude each other")

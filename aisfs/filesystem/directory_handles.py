@@ -15,7 +15,7 @@ from aisfs.filesystem.inodes import Inodes
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, object_identities
 from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Children, Found, Names, Objects
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 
 @any_thread

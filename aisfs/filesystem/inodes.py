@@ -32,8 +32,8 @@ from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Found, FoundMember, Names, Objects
 from aisfs.filesystem.written.directory_attributes import DirectoryAttributes
 from aisfs.filesystem.written.files import WrittenFile, WrittenFiles
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 
 @any_thread

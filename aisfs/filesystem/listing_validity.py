@@ -14,8 +14,8 @@ whenever a directory is opened, and is told then whether to drop what it holds (
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 
 @dataclass(frozen=True, slots=True)

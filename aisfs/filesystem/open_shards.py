@@ -11,7 +11,7 @@ from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode
 from aisfs.model import ByteRange
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 
 @dataclass(frozen=True, slots=True)

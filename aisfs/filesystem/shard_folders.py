@@ -17,7 +17,7 @@ from aisfs.engine.read.indexer import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 Listed = FileRun | Entry | None
 """What is listed next: plain files, or something else, or nothing more."""

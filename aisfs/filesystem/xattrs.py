@@ -14,8 +14,8 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
-from aisfs.process.recent_warnings import RecentWarnings
 from aisfs.redaction import shown
+from aisfs.system.logs import RecentWarnings
 
 PREFIX = b"user.ais"
 """How the names of all begin."""

@@ -19,7 +19,7 @@ from itertools import chain
 import trio
 
 from aisfs.fuse.wire import notifications
-from aisfs.process.threads import any_thread, start_service_thread
+from aisfs.system.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
 

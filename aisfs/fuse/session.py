@@ -32,7 +32,7 @@ from aisfs.fuse.watchdog import Watchdog
 from aisfs.fuse.wire.abi import Opcode, name_of_opcode
 from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import Metrics
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

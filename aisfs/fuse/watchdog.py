@@ -13,7 +13,7 @@ from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.mounting.device import Device
 from aisfs.fuse.notifier import Notifier
-from aisfs.process.threads import start_service_thread
+from aisfs.system.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 

@@ -45,11 +45,11 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.process.request_log import NETWORK, request_log
 from aisfs.store.content import PIECE
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead, WritableStore
 from aisfs.store.retry import ProgressDeadline, Retrier
 from aisfs.store.whole_stream import CountingSink, stream_whole
+from aisfs.system.logs import NETWORK, request_log
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""

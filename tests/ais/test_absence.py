@@ -15,10 +15,10 @@ from aisfs.ais import absence
 from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.listings import parse_copies
 from aisfs.ais.transport import readiness
-from aisfs.config import ClusterSettings
-from aisfs.connections.reply import Reply
 from aisfs.errors import DeadlineExceeded, NotFound, Stale, Unavailable, Unproven
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.model import Bucket
+from aisfs.settings import ClusterSettings
 from tests.ais.scripted_server import MiniCluster, Seen, reply, scripted_server
 
 B = Bucket("b")

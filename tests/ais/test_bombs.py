@@ -9,8 +9,8 @@ import pytest
 from aisfs.ais.protocol import listings, object_replies, requests
 from aisfs.ais.protocol.errors import failure
 from aisfs.ais.protocol.requests import BucketFacts
-from aisfs.connections.reply import Reply
 from aisfs.errors import AisfsError, ProtocolError
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
 

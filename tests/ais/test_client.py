@@ -13,7 +13,6 @@ from pydantic import SecretStr
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.transport.redirects import may_have_token
-from aisfs.config import ClusterSettings
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -26,6 +25,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server

@@ -12,9 +12,9 @@ import xxhash
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.get_batch import can_be_checked, get_batch, get_ranges, unpack, unpack_ranges
-from aisfs.config import ClusterSettings
 from aisfs.errors import BucketNotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from tests.ais.scripted_server import PROPS, ScriptedServer, error, reply, scripted_server
 
 BUCKET = Bucket("b")

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.errors import DeadlineExceeded
 from aisfs.model import Bucket
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, reply, scripted_server

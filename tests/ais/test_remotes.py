@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.errors import Stale, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
 
 FAR = Bucket("b", namespace="@far#")

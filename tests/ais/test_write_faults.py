@@ -14,9 +14,9 @@ import requests
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace, ProtocolError
 from aisfs.model import Bucket
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.support.mounts import eventually

@@ -12,8 +12,8 @@ import fsspec
 import requests
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.by_fsspec import open_fsspec
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.local.store import LocalStore

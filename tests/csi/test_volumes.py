@@ -10,8 +10,8 @@ from aisfs.app.csi.identity import ATTRIBUTES
 from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
 from aisfs.app.plan import plan_mount
-from aisfs.config import ALL_SETTINGS
 from aisfs.errors import ConfigError
+from aisfs.settings import ALL_SETTINGS
 from tests.docs.documents import ROOT, section
 
 TEXT = "-----BEGIN CERTIFICATE-----"

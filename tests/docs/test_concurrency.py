@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from aisfs.process.locks import Rank
+from aisfs.system.locks import Rank
 from tests.docs.documents import ROOT, rows, section
 
 CONCURRENCY = ROOT / "docs" / "CONCURRENCY.md"
@@ -66,7 +66,7 @@ def test_every_lock_of_a_task_is_there():
 def test_every_lock_of_the_server_is_there():
     named = [name for row in rows(section(CONCURRENCY, "The server")) for name in _named(row[0])]
     used = {module for module, tree in _modules().items() if GUARDS & _used(tree, "threading")}
-    assert used - {"aisfs.process.locks"} == set(named)
+    assert used - {"aisfs.system.locks"} == set(named)
 
 
 def test_every_thread_is_there_and_started_in_one_place():
@@ -74,7 +74,7 @@ def test_every_thread_is_there_and_started_in_one_place():
     started = set()
     for module, tree in _modules().items():
         if not module.startswith("aisfs.server."):
-            assert "Thread" not in _calls(tree, "threading") or module == "aisfs.process.threads"
+            assert "Thread" not in _calls(tree, "threading") or module == "aisfs.system.threads"
         started |= {
             node.value
             for node in ast.walk(tree)

@@ -11,7 +11,8 @@ from pydantic import ByteSize, SecretStr
 
 from aisfs.cli.main import cli
 from aisfs.cli.mounting.mount_args import _IGNORED, _KERNEL
-from aisfs.config import (
+from aisfs.errors import ConfigError
+from aisfs.settings import (
     CacheSettings,
     ClusterSettings,
     LogSettings,
@@ -20,7 +21,6 @@ from aisfs.config import (
     ViewSettings,
     WriteSettings,
 )
-from aisfs.errors import ConfigError
 from tests.docs.documents import CONFIGURATION, rows, section
 
 SETTINGS = (

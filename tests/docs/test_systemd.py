@@ -10,7 +10,7 @@ import click
 import pytest
 
 from aisfs.cli.main import cli
-from aisfs.process import descriptors
+from aisfs.system import daemon
 from tests.docs.documents import ROOT
 
 UNIT = ROOT / "systemd" / "aisfs@.service"
@@ -52,7 +52,7 @@ def test_what_is_not_uploaded_is_where_systemd_keeps_state(service: configparser
 
 def test_a_reload_is_a_hangup_and_many_files_may_be_open(service: configparser.SectionProxy):
     assert service["ExecReload"].endswith(" -HUP $MAINPID")
-    assert int(service["LimitNOFILE"]) == descriptors.WANTED
+    assert int(service["LimitNOFILE"]) == daemon.WANTED
 
 
 def test_the_sample_sets_what_the_unit_uses(service: configparser.SectionProxy):

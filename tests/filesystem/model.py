@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from aisfs.config import Shards
+from aisfs.settings import Shards
 
 NAME_MAX = 255
 DIRECTORY_SIZE = 131_072

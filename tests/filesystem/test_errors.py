@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from aisfs import errors
-from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.errors import (
     AisfsError,
@@ -24,6 +23,7 @@ from aisfs.errors import (
 from aisfs.filesystem.errnos import ERRNOS, errno_of
 from aisfs.filesystem.nodes import RootNode
 from aisfs.model import Provider
+from aisfs.settings import Shards
 from aisfs.store.memory import MemoryStore
 from tests.filesystem.model import Member, tar_of
 from tests.filesystem.user import BUCKET, OFF, User, build, new_store, push_out

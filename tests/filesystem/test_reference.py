@@ -10,11 +10,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.errors import NameTooLong, NotFound, Stale
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.settings import Shards
 from tests.filesystem import operations as ops
 from tests.filesystem.model import (
     NAME_MAX,

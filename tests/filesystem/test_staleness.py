@@ -6,10 +6,10 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.errors import AisfsError, NotFound, Stale
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.settings import Shards
 from tests.filesystem.model import Member, tar_of
 from tests.filesystem.user import BUCKET, DeafKernel, User, build, new_store, push_out
 

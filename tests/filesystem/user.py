@@ -7,7 +7,6 @@ from itertools import islice
 import trio
 
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.config import Shards, TreeSettings
 from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
@@ -28,6 +27,7 @@ from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ByteRange
+from aisfs.settings import Shards, TreeSettings
 from aisfs.store.memory import MemoryStore
 
 BUCKET = Bucket("pets")

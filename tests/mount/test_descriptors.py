@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.model import Bucket
+from aisfs.settings import ClusterSettings
 from tests.support.mounts import COMMAND, eventually, is_mountpoint, mounted
 from tests.support.servers import running_server
 

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aisfs import __version__
 from aisfs.app.monitoring.health import KEPT_SECONDS
-from aisfs.config import MonitoringSettings
 from aisfs.errors import ConfigError
+from aisfs.settings import MonitoringSettings
 from tests.docs.documents import ROOT
 from tests.mount.content import fill
 from tests.support.mounts import Mount, MountFailedError, aisfs, eventually, mounted

@@ -117,7 +117,7 @@ def test_what_is_not_utf8_is_asked_for_and_written(tmp_path: Path, mountpoint: P
 
 def test_a_line_of_the_log_about_what_is_not_utf8(tmp_path: Path):
     file = tmp_path / "log"
-    script = "import logging, pathlib, sys; from aisfs.process import logs\n"
+    script = "import logging, pathlib, sys; from aisfs.system import logs\n"
     script += "logs.configure('info', pathlib.Path(sys.argv[1]), foreground=False)\n"
     script += "logging.getLogger('aisfs.x').warning('%s is lost', '\\udcff.jpg')\n"
     python(script, file)
@@ -130,7 +130,7 @@ def test_a_line_of_the_log_about_what_is_not_utf8(tmp_path: Path):
 def test_a_reply_that_came_too_late_is_no_error(tmp_path: Path, reason: str, logged: bool):
     """Who asked was killed, or the mount ended: that can happen at any time, and means nothing."""
     file = tmp_path / "log"
-    script = "import logging, pathlib, sys; from aisfs.process import logs\n"
+    script = "import logging, pathlib, sys; from aisfs.system import logs\n"
     script += "logs.configure('info', pathlib.Path(sys.argv[1]), foreground=False)\n"
     script += "log = logging.getLogger('pyfuse3')\n"
     script += "log.error('fuse_release(): fuse_reply_* failed with %s', sys.argv[2])\n"

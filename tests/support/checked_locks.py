@@ -3,6 +3,6 @@
 In pytest's own process by tests/conftest.py, in daemons and commands by the `Preloader` of tests/support/mounts.py.
 """
 
-from aisfs.process.locks import check_order
+from aisfs.system.locks import check_order
 
 check_order()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from aisfs.ais.protocol.requests import BATCHES, CLUSTER, SORTS, Request
-from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -29,6 +28,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.http.exchange import Reply
 from aisfs.redaction import shown
 
 _MOST_TEXT = 300

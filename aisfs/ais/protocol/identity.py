@@ -11,7 +11,7 @@ import msgspec
 
 from aisfs.ais.protocol.errors import is_by_aistore
 from aisfs.ais.protocol.requests import Request
-from aisfs.connections.reply import Reply
+from aisfs.http.exchange import Reply
 
 HEALTH = Request("GET", "/v1/health", "", "the endpoint")
 CLUSTER_MAP = Request("GET", "/v1/daemon", "what=smap", "cluster map", most_reply=16 << 20)

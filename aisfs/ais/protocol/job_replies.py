@@ -14,8 +14,8 @@ from enum import StrEnum
 import msgspec
 
 from aisfs.ais.protocol.job_requests import SORT_ID
-from aisfs.connections.reply import Reply
 from aisfs.errors import JobNotFound, ProtocolError
+from aisfs.http.exchange import Reply
 from aisfs.model import Provider
 from aisfs.redaction import shown
 

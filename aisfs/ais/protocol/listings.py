@@ -19,10 +19,10 @@ from aisfs.ais.protocol.requests import (
     mtime_of_version,
     with_custom,
 )
-from aisfs.connections.reply import Reply
 from aisfs.core.checksums import is_known
 from aisfs.core.namespace.keys import odd_component
 from aisfs.errors import ProtocolError
+from aisfs.http.exchange import Reply
 from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider
 
 _ENTRY_IS_DIRECTORY = 256

@@ -14,9 +14,9 @@ from aisfs.ais.protocol.requests import (
     mtime_of_version,
     with_custom,
 )
-from aisfs.connections.reply import Reply
 from aisfs.core.checksums import hasher_of, is_known
 from aisfs.errors import ProtocolError, Stale, Unavailable
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.redaction import shown
 

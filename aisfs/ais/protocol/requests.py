@@ -21,8 +21,8 @@ import msgspec
 from msgspec import structs
 
 from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_of_index
-from aisfs.connections.reply import Reply
 from aisfs.errors import InvalidName
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
 

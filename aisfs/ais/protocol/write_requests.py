@@ -18,8 +18,8 @@ from aisfs.ais.protocol.requests import (
     encode_json,
     object_path,
 )
-from aisfs.connections.reply import Reply
 from aisfs.errors import InvalidName, ProtocolError
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.redaction import shown
 

@@ -11,10 +11,10 @@ from typing import Self
 
 import msgspec
 
-from aisfs.config import ClusterSettings
 from aisfs.errors import ConfigError
-from aisfs.process.threads import any_thread
 from aisfs.redaction import remember
+from aisfs.settings import ClusterSettings
+from aisfs.system.threads import any_thread
 
 
 class _TokenFile(msgspec.Struct):

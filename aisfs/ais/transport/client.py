@@ -23,14 +23,20 @@ from aisfs.ais.transport.auth import Credentials
 from aisfs.ais.transport.readiness import Readiness
 from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_signed, is_target
 from aisfs.ais.transport.upload_pace import UploadPace
-from aisfs.config import ClusterSettings
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.counted_body import BodyDelivered, CountedBody
-from aisfs.connections.exchange import Exchange
-from aisfs.connections.network import network, tls_options
-from aisfs.connections.proxies import BY_OPTION, Proxy, parse_proxy
-from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable, Unproven
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import (
+    BY_OPTION,
+    BodyDelivered,
+    CountedBody,
+    Exchange,
+    Proxy,
+    Reply,
+    network,
+    parse_proxy,
+    tls_options,
+)
+from aisfs.settings import ClusterSettings
 from aisfs.store.port import Arrived
 
 VERSION = __version__

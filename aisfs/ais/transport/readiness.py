@@ -21,13 +21,10 @@ from contextlib import contextmanager
 
 import msgspec
 
-from aisfs.connections.cancellable_sockets import WatchedConnection
-from aisfs.connections.counted_body import BodyDelivered
-from aisfs.connections.exchange import Exchange
-from aisfs.connections.reply import Reply
 from aisfs.errors import Unavailable
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.http.exchange import BodyDelivered, Exchange, Reply, WatchedConnection
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

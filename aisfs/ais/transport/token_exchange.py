@@ -7,13 +7,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
-from aisfs.config import ClusterSettings
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.exchange import Exchange
-from aisfs.connections.network import network, tls_options
-from aisfs.connections.reply import Reply
 from aisfs.errors import AccessDenied, ProtocolError, Unavailable
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import Exchange, Reply, network, tls_options
 from aisfs.redaction import remember
+from aisfs.settings import ClusterSettings
 
 _SECONDS = 10.0
 _MOST_REPLY = 64 << 10

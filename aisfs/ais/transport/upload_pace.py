@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from aisfs.core.policy.bandwidth import TokenBucket
-from aisfs.process.locks import Rank, ranked_lock
+from aisfs.system.locks import Rank, ranked_lock
 
 _LOOK_SECONDS = 0.1
 """How often a waiting thread looks whether its request was cancelled."""

@@ -15,7 +15,6 @@ from itertools import groupby
 from aisfs.app.buckets.places import Place
 from aisfs.app.plan import check_endpoint, load
 from aisfs.app.source import OpenSource, open_source
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import (
     Refusal,
     entry_name,
@@ -37,6 +36,7 @@ from aisfs.engine.dataset.shard_set import read_shard_list, what_is_there
 from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo, Page
+from aisfs.settings import ClusterSettings
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore
 

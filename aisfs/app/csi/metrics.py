@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from aisfs.app.csi.failures import VolumeError
 from aisfs.app.csi.mounter import Mounter, Status
 from aisfs.app.csi.targets import Targets
-from aisfs.config import MonitoringSettings
 from aisfs.errors import ConfigError
 from aisfs.fuse.mounting import kernel_settings
+from aisfs.settings import MonitoringSettings
 
 
 class DriverMetrics(Collector):

@@ -31,17 +31,17 @@ from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
 from aisfs.app.csi.volumes import TOKEN, Secrets, Volume, check_endpoint, check_plan
 from aisfs.app.plan import plan_mount
-from aisfs.config import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, clouds
-from aisfs.config.values import existing_directory
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
-from aisfs.process import daemon
-from aisfs.process.machine_memory import MachineMemory
-from aisfs.process.recent_warnings import RecentWarnings
+from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, fields
+from aisfs.settings.values import existing_directory
+from aisfs.system import daemon
+from aisfs.system.logs import RecentWarnings
+from aisfs.system.memory import MachineMemory
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from aisfs.process.daemon import Reporter
+    from aisfs.system.daemon import Reporter
 
 log = logging.getLogger(__name__)
 
@@ -431,7 +431,7 @@ def _serve(
     try:
         check_endpoint(volume)
         kept = Secrets(device).keep(_final(volume.secrets))
-        clouds.use_identity(volume.cloud.variables, kept.pop(CLOUD_TOKEN, ""))
+        fields.use_identity(volume.cloud.variables, kept.pop(CLOUD_TOKEN, ""))
         settings = {**volume.settings, **kept}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)

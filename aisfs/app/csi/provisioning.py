@@ -19,7 +19,6 @@ from aisfs.ais.client import AISClient
 from aisfs.app.buckets.removal import remove
 from aisfs.app.csi.failures import Code, VolumeError
 from aisfs.app.csi.volumes import TOKEN, parse_settings
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import INDEX_DIRECTORY, check_new_bucket
 from aisfs.core.namespace.sources import BucketSource, parse_source
 from aisfs.errors import (
@@ -33,6 +32,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import SERVED
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.retry import Retrier

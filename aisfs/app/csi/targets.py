@@ -28,7 +28,7 @@ from aisfs.errors import MountError
 from aisfs.fuse.mounting import kernel_settings
 from aisfs.fuse.mounting.device import mount_as_root
 from aisfs.fuse.mounting.mountpoint import MNT_DETACH, MNT_FORCE, umount2
-from aisfs.process.threads import start_service_thread
+from aisfs.system.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 

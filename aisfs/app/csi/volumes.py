@@ -19,13 +19,13 @@ from aisfs.app.csi import identity
 from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, TOKENS, Cloud
 from aisfs.app.csi.permitted import NOTHING_MORE, Permitted
 from aisfs.app.plan import SourcePlan
-from aisfs.config import ClusterSettings
-from aisfs.config.values import flag_of
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source
 from aisfs.core.namespace.urls import split_url
 from aisfs.core.views.spec import LabelSource
 from aisfs.errors import ConfigError
+from aisfs.settings import ClusterSettings
+from aisfs.settings.values import flag_of
 
 # fmt: off
 ALLOWED = frozenset({

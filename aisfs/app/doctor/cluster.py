@@ -19,9 +19,9 @@ from aisfs.ais.transport.auth import Credentials
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.app.plan import is_local
 from aisfs.app.source import open_source
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import Everything, Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
+from aisfs.settings import ClusterSettings
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SKEW = 300.0

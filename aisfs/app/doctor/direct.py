@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.app.source import open_source
-from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.sources import Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, NotFound, Unavailable
+from aisfs.settings import ClusterSettings, fields
 
 _CLOUDS = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
 _NAMES = {**_CLOUDS, "web": "web server", "hf": "Hugging Face"}
@@ -23,7 +23,7 @@ async def direct_checks(
         store: Which one; see `Bucket.store`.
     """
     name = _NAMES.get(store, f"{store}:// by fsspec")
-    endpoint = clouds.endpoint_of(store)
+    endpoint = fields.endpoint_of(store)
     yield ok("store", f"{name}{f' at {endpoint}' if endpoint else ''}, without AIStore in between")
     if store in _CLOUDS:
         yield _credentials(settings, store)
@@ -47,7 +47,7 @@ def _credentials(settings: ClusterSettings, store: str) -> Check:
     """Say where credentials come from; never what they are."""
     if settings.anonymous:
         return ok("credentials", "none, with --anonymous")
-    found = clouds.credentials_of(store)
+    found = fields.credentials_of(store)
     if found:
         return ok("credentials", found)
     cure = "give --anonymous for what everybody may read, or set them as the cloud's tools want it"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from aisfs.app.display.units import size_text
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.config import CACHE_LEAST, MIB, CacheSettings, WriteSettings
-from aisfs.config.values import existing_directory
 from aisfs.engine.write.staging_errors import StagingErrors
 from aisfs.engine.write.unsent import DATA, PARKED, RECORD, lost_parts, unsent_files
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.fuse.mounting.kernel_settings import mounted_filesystems
+from aisfs.settings import CACHE_LEAST, MIB, CacheSettings, WriteSettings
+from aisfs.settings.values import existing_directory
 
 LOCKS = Path("/proc/locks")
 

@@ -18,7 +18,6 @@ from aisfs.app.doctor.mounts import mount_checks
 from aisfs.app.plan import existing
 from aisfs.app.stores import as_served, direct_store
 from aisfs.app.watching.status import read_counters
-from aisfs.config import CacheSettings, ClusterSettings, Settings, WriteSettings
 from aisfs.core.namespace.sources import (
     DirectorySource,
     Everything,
@@ -28,6 +27,7 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.errors import ConfigError, DaemonSilent, MountError
 from aisfs.fuse.mounting.mountpoint import our_mount
+from aisfs.settings import CacheSettings, ClusterSettings, Settings, WriteSettings
 
 _OF_MOUNT = ("endpoint", "cache_dir")
 """Settings that a mount tells."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from aisfs.app.display.units import size_text
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.app.memory import memory_limits
-from aisfs.config import MEMORY_LEAST, MIB, CacheSettings, log_directory
-from aisfs.process.logs import SYSLOG_SOCKET
-from aisfs.process.machine_memory import MachineMemory
+from aisfs.settings import MEMORY_LEAST, MIB, CacheSettings, log_directory
+from aisfs.system.logs import SYSLOG_SOCKET
+from aisfs.system.memory import MachineMemory
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 1024
 """Connections to 32 targets at once and open cache files; below the second, reads fail early."""

@@ -8,7 +8,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.jobs import Jobs
-from aisfs.config import ClusterSettings
+from aisfs.settings import ClusterSettings
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import ObjectStore
 

@@ -82,7 +82,7 @@ class About:
 
 
 def log_destination() -> str:
-    """Return where log lines of this process go, as set up in `aisfs.process.logs`."""
+    """Return where log lines of this process go, as set up in `aisfs.system.logs`."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             return handler.baseFilename

@@ -23,10 +23,10 @@ import trio
 from prometheus_client import make_wsgi_app
 
 from aisfs.app.monitoring.health import Health
-from aisfs.config import MonitoringSettings
 from aisfs.errors import ConfigError
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import start_service_thread
+from aisfs.settings import MonitoringSettings
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 

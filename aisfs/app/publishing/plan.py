@@ -7,9 +7,9 @@ from pathlib import Path
 
 from aisfs.app.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.app.stores import refuse_read_only
-from aisfs.config import CacheSettings, Scan, TreeSettings, View
 from aisfs.core.views.spec import LabelRule, ViewSpec, parse_label
 from aisfs.errors import ConfigError
+from aisfs.settings import CacheSettings, Scan, TreeSettings, View
 
 LIST_NAME = "shards.json"
 """What a list of shards is called beside the shards."""

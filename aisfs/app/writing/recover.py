@@ -9,7 +9,6 @@ import trio
 
 from aisfs.app.source import connect
 from aisfs.app.stores import origin_of_store
-from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.checksums import is_known
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.core.staged.posix_metadata import with_posix_metadata
@@ -36,6 +35,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.settings import ClusterSettings, WriteSettings
 from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import Content, WritableStore

@@ -36,7 +36,7 @@ from aisfs.core.checksums import hasher_for_cache
 from aisfs.core.ranges import RangeSet
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 logger = logging.getLogger(__name__)
 

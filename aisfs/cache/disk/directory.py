@@ -26,7 +26,7 @@ from pathlib import Path
 
 from aisfs.cache.disk.format import Damaged
 from aisfs.errors import ConfigError
-from aisfs.process import private
+from aisfs.system import locks
 
 LAYOUT = "v1"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{8,}")
@@ -94,7 +94,7 @@ class CacheDirectory:
             ConfigError: the directory cannot be used; the message names it.
         """
         try:
-            private.make_directory(self.directory)
+            locks.make_directory(self.directory)
             descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None

@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aisfs.process import private
-from aisfs.process.locks import Rank, ranked_lock, ranked_rlock
+from aisfs.system import locks
+from aisfs.system.locks import Rank, ranked_lock, ranked_rlock
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for those of other processes, which take some 100 µs each."""
@@ -109,7 +109,7 @@ class Ledger:
         """
         new = not path.exists()
         if new:  # sqlite would let everybody read it, and gives its other files the same mode
-            os.close(private.opener(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
+            os.close(locks.opener(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
         with contextlib.ExitStack() as stack:
             writing = stack.enter_context(contextlib.closing(_connect(path)))
             if new:

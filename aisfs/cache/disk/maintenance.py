@@ -16,7 +16,7 @@ from aisfs.cache.disk.segments import Segment, booked_bytes
 from aisfs.cache.disk.space import QUANTUM
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
-from aisfs.process.locks import Rank, ranked_lock
+from aisfs.system.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
 

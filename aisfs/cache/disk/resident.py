@@ -18,7 +18,7 @@ from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.cache.disk.segments import OpenFiles, Segment
 from aisfs.core.policy.admission import Admission
 from aisfs.model import ByteRange
-from aisfs.process.locks import Rank, ranked_lock
+from aisfs.system.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
 

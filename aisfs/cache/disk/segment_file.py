@@ -14,7 +14,7 @@ from aisfs.cache.disk.directory import lost_writes
 from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
 from aisfs.core.ranges import pieces as cut
 from aisfs.model import ByteRange
-from aisfs.process.locks import Rank, ranked_lock
+from aisfs.system.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from aisfs.cache.disk.ledger import Piece, Row
 from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
-from aisfs.process import descriptors
+from aisfs.system import daemon
 
 OPEN_FILES = 192
 """Segments mapped at a time, at most: 3 GiB. Mapping one again takes some 30 µs."""
@@ -64,7 +64,7 @@ class OpenFiles:
         """Keep a file open, and close the least recently used one if there are too many."""
         segment.file = file
         self._files[segment] = file
-        most = min(OPEN_FILES, max(1, descriptors.allowed() // _SHARE))
+        most = min(OPEN_FILES, max(1, daemon.allowed() // _SHARE))
         while len(self._files) > most:
             oldest, closed = self._files.popitem(last=False)
             oldest.file = None

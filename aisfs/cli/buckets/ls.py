@@ -17,8 +17,8 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import files_from_option, io_timeout_option, store_options
 from aisfs.cli.running import run
 from aisfs.errors import AisfsError
-from aisfs.process import logs
 from aisfs.redaction import escaped
+from aisfs.system import logs
 
 if TYPE_CHECKING:
     from aisfs.app.buckets.contents import Entry

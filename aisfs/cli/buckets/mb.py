@@ -8,7 +8,7 @@ from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import endpoint_option, io_timeout_option, proxy_option
 from aisfs.cli.running import run
-from aisfs.process import logs
+from aisfs.system import logs
 
 
 @click.command(cls=Documented)

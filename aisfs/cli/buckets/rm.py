@@ -14,8 +14,8 @@ from aisfs.cli.options import (
     without_unset,
 )
 from aisfs.cli.running import run
-from aisfs.process import logs
 from aisfs.redaction import escaped
+from aisfs.system import logs
 
 
 @click.command(cls=Documented)

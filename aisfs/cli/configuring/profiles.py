@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from aisfs.config import configuration, in_environment
 from aisfs.errors import ConfigError
+from aisfs.settings import configuration, in_environment
 
 
 def expand_profile(

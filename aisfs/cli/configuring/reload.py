@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aisfs.app.plan import load
-from aisfs.config import LogSettings, TreeSettings, configuration, in_environment, use_file
-from aisfs.config.files import Configuration, FileValues
 from aisfs.errors import ConfigError
+from aisfs.settings import LogSettings, TreeSettings, configuration, in_environment, use_file
+from aisfs.settings.files import Configuration, FileValues
 
 log = logging.getLogger(__name__)
 

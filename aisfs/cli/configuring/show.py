@@ -25,7 +25,7 @@ def group() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def show(profile: str | None, config: Path | None, as_json: bool) -> None:
     """Show the value of each option, and where it comes from; with @NAME, as that profile sets it."""
-    from aisfs.config import use_file
+    from aisfs.settings import use_file
 
     use_file(config)
     found = effective(profile)
@@ -46,7 +46,7 @@ def show(profile: str | None, config: Path | None, as_json: bool) -> None:
 def check(config: Path | None) -> None:
     """Check the names and values in the configuration files, and whether each profile fits together."""
     from aisfs.app.plan import load
-    from aisfs.config import ViewSettings, WriteSettings, use_file
+    from aisfs.settings import ViewSettings, WriteSettings, use_file
 
     read = use_file(config)
     effective(None)
@@ -65,7 +65,7 @@ def _check_plan(profile: str) -> None:
     """Make sure that `aisfs mount @NAME` could begin, as far as that can be known before."""
     from aisfs.app.plan import plan_mount
     from aisfs.cli.configuring.profiles import expand_profile
-    from aisfs.config.values import KNOWN
+    from aisfs.settings.values import KNOWN
 
     # A profile may leave the mountpoint to the command line.
     (*sources, mountpoint), _, described = expand_profile((profile, "/"), ())
@@ -86,8 +86,8 @@ def effective(profile: str | None) -> list[tuple[str, str, str]]:
     Raises:
         ConfigError: a value is unusable, or there is no such profile.
     """
-    from aisfs.config import ALL_SETTINGS, configuration, in_environment
-    from aisfs.config.files import OF_MOUNTS
+    from aisfs.settings import ALL_SETTINGS, configuration, in_environment
+    from aisfs.settings.files import OF_MOUNTS
 
     if profile is not None and not profile.startswith("@"):
         raise ConfigError(f"{profile}: a profile is written @{profile}")

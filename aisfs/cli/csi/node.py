@@ -11,7 +11,7 @@ from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import log_options, start_logging
 from aisfs.errors import ConfigError
-from aisfs.process.imports import loading
+from aisfs.system.daemon import loading
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def driver(
 
     Each volume is mounted and handed to `aisfs csi mounter`. Volumes stay mounted when the driver ends.
     """
-    from aisfs.config import LogSettings, MonitoringSettings
+    from aisfs.settings import LogSettings, MonitoringSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
     permitted = Permitted(allow_scheme, allow_host, max_io_timeout, token_audience or "")
@@ -120,7 +120,7 @@ def mounter(socket: Path, **log_settings: object) -> int:
     It needs no rights. Its options are the variables of `aisfs mount`, such as AIS_ENDPOINT and
     AISFS_CACHE_SIZE; a volume can override some of them.
     """
-    from aisfs.config import LogSettings
+    from aisfs.settings import LogSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
     with loading():
@@ -144,7 +144,7 @@ def controller(socket: Path, **log_settings: object) -> int:
 
     It mounts nothing and needs no rights. Cluster and token are those of AIS_ENDPOINT and the like.
     """
-    from aisfs.config import LogSettings
+    from aisfs.settings import LogSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
     with _loading_grpc():

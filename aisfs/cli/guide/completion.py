@@ -64,8 +64,8 @@ def complete_profile(
     context: click.Context, parameter: click.Parameter, begun: str
 ) -> list[CompletionItem[str]]:
     """Make the shell complete the profiles of the configuration files."""
-    from aisfs.config import use_file
     from aisfs.errors import ConfigError
+    from aisfs.settings import use_file
 
     try:
         profiles = use_file(_file_of(context)).profiles

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import click
 
-from aisfs.config import (
+from aisfs.settings import (
     CacheSettings,
     ClusterSettings,
     LogSettings,

@@ -12,8 +12,8 @@ from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import endpoint_option
 from aisfs.cli.running import print_parts, run
-from aisfs.process import logs
 from aisfs.redaction import shown
+from aisfs.system import logs
 
 
 @click.command(cls=Documented)

@@ -10,7 +10,7 @@ from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import endpoint_option, size_value, source_options, without_unset
 from aisfs.cli.running import run
-from aisfs.process import logs
+from aisfs.system import logs
 
 INTERRUPTED = 130
 """What a shell reports after Ctrl-C."""

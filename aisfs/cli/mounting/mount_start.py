@@ -15,12 +15,12 @@ from aisfs.cli.configuring.reload import Reload
 from aisfs.cli.exits import Exit, exit_code, fail, warn
 from aisfs.cli.mounting.opening import Opening
 from aisfs.errors import AisfsError
-from aisfs.process import daemon
-from aisfs.process.recent_warnings import RecentWarnings
 from aisfs.redaction import escaped, shown
+from aisfs.system import daemon
+from aisfs.system.logs import RecentWarnings
 
 if TYPE_CHECKING:
-    from aisfs.process.daemon import Message, Reporter
+    from aisfs.system.daemon import Message, Reporter
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from aisfs.cli.options import (
     staging_dir_option,
     store_options,
 )
-from aisfs.process import logs
 from aisfs.redaction import shown
+from aisfs.system import logs
 
 if TYPE_CHECKING:
     from aisfs.app.doctor.check import Check
@@ -43,7 +43,7 @@ def doctor(subject: str | None, as_json: bool, config: Path | None, **settings: 
 
     from aisfs.app.doctor.examination import examine
     from aisfs.cli.configuring.profiles import expand_profile
-    from aisfs.config import use_file
+    from aisfs.settings import use_file
 
     logs.configure("error", None, foreground=True)
     given = {name: value for name, value in settings.items() if value is not None}

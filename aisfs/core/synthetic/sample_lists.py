@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from aisfs.config import KeyRule
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.join import JoinedSamples
 from aisfs.core.views.merged import DUPLICATE
 from aisfs.core.views.samples import Samples
 from aisfs.core.views.spec import Component
+from aisfs.settings import KeyRule
 
 CUT_OFF = "cut off sample"
 """A sample that is truncated in its shard."""

@@ -22,7 +22,6 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from aisfs.config import KeyRule
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.synthetic.sample_lists import CUT_OFF, Part, SampleList
@@ -42,6 +41,7 @@ from aisfs.core.views.merged import CLASH, JOINT
 from aisfs.core.views.samples import SPLITS, split_name
 from aisfs.core.views.spec import ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.settings import KeyRule
 
 SPARSE = "sparse sample"
 """A sample with a sparse member that needs a generated header, which would need its map."""

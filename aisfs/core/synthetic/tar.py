@@ -16,13 +16,13 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import NamedTuple
 
-from aisfs.config import KeyRule
 from aisfs.core.namespace.keys import path_of
 from aisfs.core.tar.header import padded
 from aisfs.core.views.component_finder import has_component
 from aisfs.core.views.samples import INCOMPLETE, SPLITS, split_name
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.settings import KeyRule
 
 BLOCK = tarfile.BLOCKSIZE
 RECORD = tarfile.RECORDSIZE

@@ -9,7 +9,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import compress
 
-from aisfs.config import KeyRule
 from aisfs.core.index.integer_codec import progression
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
@@ -21,6 +20,7 @@ from aisfs.core.views.merged import Namer, Placed, numbered
 from aisfs.core.views.samples import SPLITS, Samples
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.core.views.uniform import uniform_samples
+from aisfs.settings import KeyRule
 
 NO_IMAGE = "no image"
 UNCLEAR_IMAGE = "ambiguous image"

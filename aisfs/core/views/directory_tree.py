@@ -22,11 +22,11 @@ from operator import lt
 from types import MappingProxyType
 from typing import NamedTuple
 
-from aisfs.config import Shards
 from aisfs.core.index.columns import KIND_BITS, column_at
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.samples import EXCLUDED
 from aisfs.core.views.tree_builder import DIRECTORY, NO_ROW, MemberTree, path_of
+from aisfs.settings import Shards
 
 
 class Child(NamedTuple):

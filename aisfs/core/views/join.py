@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
-from aisfs.config import Join, KeyRule
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.component_finder import ComponentFinder
 from aisfs.core.views.merged import DUPLICATE
 from aisfs.core.views.samples import INCOMPLETE, SPLITS, Samples, split_name
 from aisfs.core.views.spec import Component
 from aisfs.core.views.uniform import uniform_samples
+from aisfs.settings import Join, KeyRule
 
 UNJOINED = "unjoined sample"
 """A sample that not all sources have."""

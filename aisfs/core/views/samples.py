@@ -1,6 +1,6 @@
 """Samples: members whose names share a key.
 
-There are three rules for keys (`config.KeyRule`). If a rule finds no key, the whole name is the key.
+There are three rules for keys (`settings.KeyRule`). If a rule finds no key, the whole name is the key.
 Fetching samples together always follows webdataset's rule, even if a view uses another one.
 """
 
@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from aisfs.config import KeyRule
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.component_finder import ComponentFinder
 from aisfs.core.views.spec import Component
 from aisfs.model import ByteRange
+from aisfs.settings import KeyRule
 
 SPAN_MAX = 4 << 20
 """Most bytes of a sample fetched at once; a larger one is left to read-ahead inside the member."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from aisfs.config import Join, KeyRule, View, ViewSettings
 from aisfs.core.namespace.keys import refusal
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
 from aisfs.errors import ConfigError
+from aisfs.settings import Join, KeyRule, View, ViewSettings
 
 
 @dataclass(frozen=True, slots=True)

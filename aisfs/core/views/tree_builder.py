@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate, compress
 from operator import lt
 
-from aisfs.config import Shards
 from aisfs.core.index.integer_codec import TURN, turns
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.index.paths import MAX_COMPONENT, MAX_PATH
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX
+from aisfs.settings import Shards
 
 DIRECTORY = 1 << 31
 """Marks an entry that is a directory's number, not a row. No shard has so many rows."""

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aisfs.config import View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views import class_view, join
 from aisfs.core.views import samples as samples_of
 from aisfs.core.views.spec import ALL_PICTURES, PICTURES, Component, LabelSource, ViewSpec
+from aisfs.settings import View
 
 LOSSES = (
     class_view.NO_IMAGE,

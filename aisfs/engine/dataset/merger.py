@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import trio
 
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.config import View
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.class_view import (
@@ -38,6 +37,7 @@ from aisfs.engine.read.shard_scanner import ReadContent
 from aisfs.errors import Archived, NotFound, SourceMissing, Stale
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.settings import View
 from aisfs.store.at_once import all_of
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.model import ByteRange
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 PART_MAX = 8 << 20
 """Bytes of one GET of a stream that somebody follows. Two round trips of 1 ms then cost a fifth at 1 GB/s, and

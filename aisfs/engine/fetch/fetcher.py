@@ -36,9 +36,9 @@ from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.engine.hooks import Hooks
 from aisfs.errors import AisfsError, NoRanges, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.process.memory import give_memory_back
-from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
+from aisfs.system.memory import give_memory_back
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

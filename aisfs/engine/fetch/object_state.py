@@ -14,10 +14,10 @@ from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.part import Data, Part, Received
 from aisfs.errors import untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.request_log import DISK, MEMORY, request_log
-from aisfs.process.threads import any_thread
 from aisfs.store.port import Arrived
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.logs import DISK, MEMORY, request_log
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import trio
 from aisfs.engine.fetch.buffers import BufferPool, ReadCounts, buffer_size
 from aisfs.errors import untraced
 from aisfs.model import ByteRange
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.request_log import DISK, request_log
-from aisfs.process.threads import any_thread
 from aisfs.store.port import Arrived
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.logs import DISK, request_log
+from aisfs.system.threads import any_thread
 
 BOOKS = 2048
 """Bytes that a part costs beside its content: itself, its event, the object it belongs to, its places

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import trio
 
 from aisfs.errors import AisfsError
-from aisfs.process.threads import start_service_thread
+from aisfs.system.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import trio
 from aisfs.cache.metadata_cache import Dated
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.model import Bucket
-from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
+from aisfs.system.threads import any_thread
 
 
 class BucketList:

@@ -35,8 +35,8 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page
-from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

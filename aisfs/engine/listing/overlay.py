@@ -25,8 +25,8 @@ from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.engine.listing.probes import Probes
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process.locks import Rank, ranked_rlock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_rlock
+from aisfs.system.threads import any_thread
 
 SWEEP_EVERY = 1024
 """Changes after which those that expired are looked for."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import trio
 from cachetools import LRUCache
 
-from aisfs.config import Scan
 from aisfs.core.index.exports import DALI_SUFFIX, dali_headers
 from aisfs.core.namespace.keys import shard_stem
 from aisfs.core.policy.scan_pace import (
@@ -35,6 +34,7 @@ from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.settings import Scan
 
 log = logging.getLogger(__name__)
 

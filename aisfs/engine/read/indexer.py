@@ -22,8 +22,8 @@ from aisfs.engine.read.late_writes import LateWrites
 from aisfs.engine.read.shard_scanner import ReadContent, ReadLocal, ShardScanner, read_labels
 from aisfs.engine.read.sources.source import KEPT, FoundIndex, IndexSource
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

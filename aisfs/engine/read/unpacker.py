@@ -36,9 +36,9 @@ from aisfs.engine.fetch.whole_object import Cached, whole_stream
 from aisfs.engine.read.wanted_range import WantedRange, fail_all, hand_over
 from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
 from aisfs.store.port import Arrived
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.write.staging import NEVER, StagedFile
 from aisfs.errors import AisfsError
-from aisfs.process.threads import any_thread
 from aisfs.store.port import UploadAhead, WritableStore
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from aisfs.engine.write.journal_segment import JournalEntry, JournalSegment
 from aisfs.engine.write.staging_errors import StagingErrors
 from aisfs.engine.write.unsent import JOURNAL, park_journals
 from aisfs.errors import AisfsError, Unavailable
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread, start_service_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
 

@@ -32,12 +32,12 @@ from aisfs.engine.write.staging_errors import StagingErrors, of_staging_disk
 from aisfs.engine.write.staging_slot import StagingSlot
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
 from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
-from aisfs.process import private
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.request_log import STAGING, request_log
-from aisfs.process.threads import any_thread
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
+from aisfs.system import locks
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.logs import STAGING, request_log
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ class StagingArea:
         """Whether it was logged that the disk fails."""
         self._session = directory / uuid.uuid4().hex[:12]
         try:
-            private.make_directory(directory / PARKED)
+            locks.make_directory(directory / PARKED)
             self._session.mkdir(mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._lock = os.open(self._session / "lock", flags, 0o600)

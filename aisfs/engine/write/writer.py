@@ -34,10 +34,10 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process.threads import any_thread
 from aisfs.store.content import BytesContent
 from aisfs.store.pages import pages_of
 from aisfs.store.port import WritableStore
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, WouldWait
-from aisfs.config import Shards
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
@@ -30,7 +29,8 @@ from aisfs.filesystem.nodes import (
     ShardNode,
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
-from aisfs.process.threads import any_thread
+from aisfs.settings import Shards
+from aisfs.system.threads import any_thread
 
 __all__ = ["Found", "FoundMember", "Tree"]
 

@@ -15,7 +15,7 @@ from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import ObjectInfo
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

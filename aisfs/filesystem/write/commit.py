@@ -31,7 +31,7 @@ from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.acknowledge import Acknowledger
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

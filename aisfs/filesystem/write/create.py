@@ -11,7 +11,6 @@ from itertools import count
 import trio
 from msgspec import structs
 
-from aisfs.config import Shards
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.staged.posix_metadata import LINK, is_link
@@ -46,7 +45,8 @@ from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.written.content_lock import ContentLock
 from aisfs.filesystem.written.files import WrittenFile, pending_node
 from aisfs.model import Bucket
-from aisfs.process.threads import any_thread
+from aisfs.settings import Shards
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aisfs.config import WriteSettings
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.write.writer import Writer
 from aisfs.filesystem.filesystem import FileSystem
@@ -17,6 +16,7 @@ from aisfs.filesystem.write.rename import Renamer
 from aisfs.filesystem.write.rename_directory import DirectoryRenamer
 from aisfs.filesystem.write.setattr import AttributeSetter
 from aisfs.filesystem.write.write_back import WriteBack
+from aisfs.settings import WriteSettings
 
 
 @dataclass(frozen=True, slots=True)

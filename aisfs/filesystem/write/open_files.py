@@ -17,7 +17,7 @@ from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import ObjectInfo
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""

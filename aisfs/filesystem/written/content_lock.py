@@ -4,7 +4,7 @@ from types import TracebackType
 
 import trio
 
-from aisfs.process.locks import Rank, ranked_lock
+from aisfs.system.locks import Rank, ranked_lock
 
 
 class ContentLock:

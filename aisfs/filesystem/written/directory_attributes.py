@@ -5,8 +5,8 @@ import time
 from cachetools import FIFOCache
 
 from aisfs.model import Bucket
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 DIRECTORIES_MAX = 100_000
 

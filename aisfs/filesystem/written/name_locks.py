@@ -14,7 +14,7 @@ import trio
 
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode
 from aisfs.model import Bucket
-from aisfs.process.locks import Lock
+from aisfs.system.locks import Lock
 
 Names = frozenset[tuple[Bucket, str]]
 """Keys, and prefixes with their slash for all that is below."""

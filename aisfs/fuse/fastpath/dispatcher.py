@@ -33,8 +33,8 @@ from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode, OpenFlag, name_of_opcode
 from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import OperationTimes
-from aisfs.process.request_log import request_log
-from aisfs.process.threads import any_thread, start_service_thread
+from aisfs.system.logs import request_log
+from aisfs.system.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
 

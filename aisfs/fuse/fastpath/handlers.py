@@ -20,7 +20,7 @@ from aisfs.fuse.fastpath.waiting_reads import WaitingReads
 from aisfs.fuse.fastpath.write_handlers import CHANGEABLE, WriteHandlers
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 
 class Handlers:

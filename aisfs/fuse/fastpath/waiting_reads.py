@@ -28,8 +28,8 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
 from aisfs.metrics import Metrics, OperationTimes
-from aisfs.process.request_log import NETWORK, request_log
-from aisfs.process.threads import any_thread
+from aisfs.system.logs import NETWORK, request_log
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from aisfs.fuse.fastpath.handle_codes import handle_of, is_fastpath_handle
 from aisfs.fuse.fastpath.write_requests import AllocateArgs, CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
-from aisfs.process.threads import any_thread
+from aisfs.system.threads import any_thread
 
 FALLOC_FL_KEEP_SIZE = 1  # as of fallocate(2)
 CHANGEABLE = (

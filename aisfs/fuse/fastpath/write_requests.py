@@ -25,7 +25,7 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode, OpenFlag
 from aisfs.metrics import Metrics
-from aisfs.process.request_log import request_log
+from aisfs.system.logs import request_log
 
 log = logging.getLogger(__name__)
 

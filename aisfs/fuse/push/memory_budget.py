@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aisfs.process.machine_memory import MachineMemory
+from aisfs.system.memory import MachineMemory
 
 log = logging.getLogger(__name__)
 

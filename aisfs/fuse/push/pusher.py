@@ -21,8 +21,8 @@ from aisfs.filesystem.open_shards import Members, OpenShard
 from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages, store_pairs
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
-from aisfs.process.locks import Rank, ranked_lock
-from aisfs.process.threads import any_thread
+from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pyfuse3
 from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.metrics import Metrics
-from aisfs.process.request_log import request_log
+from aisfs.system.logs import request_log
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import trio
 from aisfs.errors import MountError
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
 from aisfs.fuse.pyfuse.operations import Operations
-from aisfs.process.threads import start_service_thread
+from aisfs.system.threads import start_service_thread
 
 
 class PyfuseKernel:

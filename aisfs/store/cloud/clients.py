@@ -12,11 +12,11 @@ from typing import Any
 
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from aisfs.config import ClusterSettings, clouds
-from aisfs.connections.network import check_authorities
 from aisfs.errors import AccessDenied, ConfigError
+from aisfs.http.exchange import check_authorities
 from aisfs.model import Bucket, Provider
 from aisfs.redaction import remember, remember_url
+from aisfs.settings import ClusterSettings, fields
 from aisfs.store.cloud.errors import PANIC, is_panic
 
 Client = S3Store | GCSStore | AzureStore
@@ -51,7 +51,7 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
     try:
         build, endpoint = make(bucket, settings)
         pays = settings.requester_pays and bucket.provider is Provider.GS
-        options = _options(endpoint, settings, clouds.google_project() if pays else "")
+        options = _options(endpoint, settings, fields.google_project() if pays else "")
         writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
         # A listing goes on for longer than the deadline of a call: silence has to end it in any case.
         silence = settings.read_timeout or settings.io_timeout
@@ -63,7 +63,7 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
     except Exception as error:
         if type(error).__module__.startswith("obstore"):
             text = _GENERIC.sub("", str(error).partition("\n\nDebug")[0])
-            found = clouds.credentials_of(bucket.store)
+            found = fields.credentials_of(bucket.store)
             whose = f" (credentials: {found})" if found and _OF_CREDENTIALS.search(text) else ""
             raise ConfigError(f"{bucket}: {text}{whose}") from None
         raise
@@ -102,14 +102,14 @@ def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"disable_bulk_delete": True}  # not every S3 has it
     if settings.requester_pays:
         config["request_payer"] = True
-    provider, endpoint = None, clouds.endpoint_of("s3")
+    provider, endpoint = None, fields.endpoint_of("s3")
     if settings.anonymous:
         config["skip_signature"] = True
-    elif clouds.has_aws_profile():
+    elif fields.has_aws_profile():
         session, provider = _aws_session(bucket)
         if not endpoint and (endpoint := session.get("endpoint_url", "")):
             remember_url(endpoint)
-            clouds.checked_url("endpoint_url of the profile of AWS", endpoint)
+            fields.checked_url("endpoint_url of the profile of AWS", endpoint)
     if endpoint:
         config["endpoint"] = endpoint
 
@@ -139,7 +139,7 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
             return credential
 
     try:
-        session = boto3.Session(region_name=clouds.aws_region() or None)
+        session = boto3.Session(region_name=fields.aws_region() or None)
         provider = Remembering(session)
         scoped: dict[str, Any] = session._session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:
@@ -155,9 +155,9 @@ def _gcs(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {}
     if settings.anonymous:
         config["skip_signature"] = True
-    if endpoint := clouds.endpoint_of("gs"):
+    if endpoint := fields.endpoint_of("gs"):
         config["base_url"] = endpoint
-        if clouds.is_gcs_emulator() and not settings.anonymous:
+        if fields.is_gcs_emulator() and not settings.anonymous:
             config["bearer_token"] = "emulator"
 
     def build(**more: Any) -> Client:  # noqa: ANN401
@@ -171,7 +171,7 @@ def _azure(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"account_name": account}
     if settings.anonymous:
         config["skip_signature"] = True
-    if endpoint := clouds.endpoint_of("az"):
+    if endpoint := fields.endpoint_of("az"):
         config["endpoint"] = endpoint
 
     def build(**more: Any) -> Client:  # noqa: ANN401

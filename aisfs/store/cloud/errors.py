@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 from obstore import exceptions as obs
 
-from aisfs.connections.network import PROXY_PASSWORD
-from aisfs.connections.proxies import through_proxy
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -28,6 +26,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.http.exchange import PROXY_PASSWORD, through_proxy
 from aisfs.redaction import shown
 
 _STATUS = re.compile(r"status code: (\d{3})")

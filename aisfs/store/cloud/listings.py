@@ -20,10 +20,10 @@ import obstore
 import trio
 from obstore.exceptions import InvalidPathError
 
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.urls import has_no_path
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, Keys, Page, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled

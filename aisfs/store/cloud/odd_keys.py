@@ -13,7 +13,6 @@ from typing import Any
 
 import trio
 
-from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.keys import is_key
 from aisfs.errors import (
     InvalidName,
@@ -24,6 +23,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 from aisfs.redaction import shown
+from aisfs.settings import ClusterSettings, fields
 from aisfs.store.cloud.errors import error_of_status
 from aisfs.store.cloud.objects import REFUSED, version_of
 from aisfs.store.cloud.uploads import MADE_BY, Condition
@@ -176,7 +176,7 @@ def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has 
     import botocore
     from botocore.config import Config
 
-    endpoint = clouds.endpoint_of("s3") or None
+    endpoint = fields.endpoint_of("s3") or None
     config = Config(
         connect_timeout=settings.connect_timeout or None,
         read_timeout=settings.read_timeout or settings.io_timeout,
@@ -185,7 +185,7 @@ def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has 
         s3={"addressing_style": "path"} if endpoint else None,
         signature_version=botocore.UNSIGNED if settings.anonymous else None,
     )
-    return boto3.Session(region_name=clouds.aws_region() or None).client(
+    return boto3.Session(region_name=fields.aws_region() or None).client(
         "s3",
         endpoint_url=endpoint,
         config=config,

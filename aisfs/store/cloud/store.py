@@ -15,8 +15,6 @@ import obstore
 import trio
 from msgspec import structs
 
-from aisfs.config import ClusterSettings
-from aisfs.config.clouds import remember_secrets
 from aisfs.core.namespace.keys import check_new_key
 from aisfs.errors import (
     AccessDenied,
@@ -31,6 +29,8 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.settings import ClusterSettings
+from aisfs.settings.fields import remember_secrets
 from aisfs.store.cloud.clients import Client, Clients, make_clients
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures

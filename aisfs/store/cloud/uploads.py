@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import obstore
 import trio
 
-from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, AlreadyExists, NotFound, Stale, Unavailable, Unsupported
 from aisfs.model import ObjectInfo
+from aisfs.settings import ClusterSettings
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled

@@ -29,7 +29,6 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.content import FileContent
 from aisfs.store.custom import encode_custom
 from aisfs.store.local import metadata, writes
@@ -38,6 +37,7 @@ from aisfs.store.local.links import Links
 from aisfs.store.local.paths import KeyPaths, raw_key
 from aisfs.store.plain import PlainStore, check_condition
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
+from aisfs.system.locks import Rank, ranked_lock
 
 T = TypeVar("T")
 

@@ -12,22 +12,6 @@ from types import MappingProxyType
 from urllib.parse import quote, urljoin, urlsplit
 
 from aisfs import __version__
-from aisfs.config import ClusterSettings
-from aisfs.connections.cancellable_sockets import WatchedConnection
-from aisfs.connections.connection_pool import ConnectionPool
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.exchange import Exchange
-from aisfs.connections.network import (
-    PROXY_PASSWORD,
-    Distance,
-    distance_by_name,
-    distance_of,
-    network,
-    speaks_tls,
-    tls_options,
-)
-from aisfs.connections.proxies import environment_proxy
-from aisfs.connections.reply import Reply
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.urls import split_url
 from aisfs.errors import (
@@ -41,7 +25,22 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.http.connections import ConnectionPool, ConnectionSet
+from aisfs.http.exchange import (
+    PROXY_PASSWORD,
+    Distance,
+    Exchange,
+    Reply,
+    WatchedConnection,
+    distance_by_name,
+    distance_of,
+    environment_proxy,
+    network,
+    speaks_tls,
+    tls_options,
+)
 from aisfs.redaction import shown
+from aisfs.settings import ClusterSettings
 from aisfs.store.port import Arrived, Count, uncounted
 from aisfs.store.web.host_headers import HostHeaders
 

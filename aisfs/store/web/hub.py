@@ -17,9 +17,6 @@ from urllib.parse import urlsplit
 import trio
 from msgspec import structs
 
-from aisfs.config import ClusterSettings
-from aisfs.connections.connection_set import ConnectionSet
-from aisfs.connections.proxies import through_proxy
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -30,7 +27,10 @@ from aisfs.errors import (
     ProtocolError,
     Unavailable,
 )
+from aisfs.http.connections import ConnectionSet
+from aisfs.http.exchange import through_proxy
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.port import Arrived, Count, Sink, WritableStore, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 from aisfs.store.web import reading

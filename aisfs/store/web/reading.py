@@ -3,8 +3,8 @@
 Everything here blocks; must not know trio.
 """
 
-from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import NoRanges, Stale, Unavailable
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import ObjectInfo
 from aisfs.store.port import Arrived, Sink
 from aisfs.store.web.client import WebClient, WebReply

@@ -16,8 +16,6 @@ from itertools import islice
 
 from cachetools import TTLCache
 
-from aisfs.config import ClusterSettings
-from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.urls import has_no_path, url_of
@@ -28,7 +26,9 @@ from aisfs.errors import (
     NotFound,
     Unsupported,
 )
+from aisfs.http.connections import ConnectionSet
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.at_once import all_of
 from aisfs.store.port import Arrived, Count, Sink, uncounted
 from aisfs.store.read_only import ReadOnlyStore

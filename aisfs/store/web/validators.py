@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Stale, Unsupported
+from aisfs.http.exchange import Reply
 from aisfs.model import ObjectInfo
 from aisfs.redaction import shown
 

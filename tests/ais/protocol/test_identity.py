@@ -3,7 +3,7 @@
 import pytest
 
 from aisfs.ais.protocol.identity import identify
-from aisfs.connections.reply import Reply
+from aisfs.http.exchange import Reply
 
 NOTHING = Reply(404, {})
 UPTIME = {"ais-cluster-uptime": "1234567", "ais-node-uptime": "1234567"}

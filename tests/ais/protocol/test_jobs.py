@@ -15,7 +15,6 @@ from aisfs.ais.protocol.job_replies import (
     parse_sorts,
 )
 from aisfs.ais.protocol.requests import Request
-from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,
@@ -25,6 +24,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, Provider
 
 NEVER = "0001-01-01T00:00:00Z"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from aisfs.ais.protocol import listings
 from aisfs.ais.protocol.page_tokens import resume_after
 from aisfs.ais.protocol.requests import BucketFacts
-from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket
 from tests.support.real_paging import RealPaging
 

@@ -7,7 +7,6 @@ import pytest
 from aisfs.ais.protocol import listings, object_replies, requests
 from aisfs.ais.protocol.errors import failure, refuses_props
 from aisfs.ais.protocol.requests import BucketFacts, Request
-from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -19,6 +18,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 
 PETS = Bucket("pets")

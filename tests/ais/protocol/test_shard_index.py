@@ -21,11 +21,11 @@ from aisfs.ais.protocol.shard_index import (
     shard_index_location,
     shard_of_index,
 )
-from aisfs.config import ClusterSettings
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from tests.ais.scripted_server import Seen, reply, scripted_server
 from tests.support.servers import running_server
 from tests.support.tars import BLOCK, END, GNU, entry, long_name, pax, shard

@@ -7,8 +7,8 @@ import pytest
 from aisfs.ais.protocol import requests, write_requests
 from aisfs.ais.protocol.listings import labelled
 from aisfs.ais.protocol.requests import BucketFacts, Request
-from aisfs.connections.reply import Reply
 from aisfs.errors import InvalidName
+from aisfs.http.exchange import Reply
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.custom import encode_custom, stamp_of

@@ -4,8 +4,8 @@ import pytest
 from pydantic import SecretStr
 
 from aisfs.ais.transport.auth import Credentials
-from aisfs.config import ClusterSettings
 from aisfs.errors import ConfigError
+from aisfs.settings import ClusterSettings
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ import trio
 from aisfs.ais import absence
 from aisfs.ais.client import AISClient
 from aisfs.ais.transport import readiness
-from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server

@@ -14,12 +14,12 @@ import trio
 from pydantic import SecretStr
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.process.logs import FORMAT, _Printable
 from aisfs.redaction import shown
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
+from aisfs.system.logs import FORMAT, _Printable
 from tests.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
 from tests.support.mounts import mounted
 

@@ -12,9 +12,9 @@ import trio
 from pydantic import SecretStr
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from tests.ais.scripted_server import PROPS, MiniCluster, reply, scripted_server
 

@@ -6,12 +6,12 @@ from itertools import groupby
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.config import Join, KeyRule
 from aisfs.core.synthetic.sample_lists import CUT_OFF, TogetherSamples
 from aisfs.core.synthetic.shuffled_tar import ShuffledShard, shuffled_shards
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.join import Column, join_samples
 from aisfs.core.views.spec import ShardSplit
+from aisfs.settings import Join, KeyRule
 from tests.core.synthetic.test_shuffled_tar import (
     EVEN,
     FORMATS,

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.config import KeyRule
 from aisfs.core.synthetic.sample_lists import SeparateSamples, ShardSamples
 from aisfs.core.synthetic.shuffled_tar import ShuffledShard, SourceTar, shuffled_shards
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.samples import SPLITS
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.settings import KeyRule
 from tests.support.tars import END, entry, pax, sparse_header
 
 BUCKET = Bucket("b")

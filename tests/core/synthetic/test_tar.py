@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import KeyRule
 from aisfs.core.synthetic.tar import (
     LooseShard,
     VirtualShard,
@@ -19,6 +18,7 @@ from aisfs.core.synthetic.tar import (
 from aisfs.core.views.samples import SPLITS
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.settings import KeyRule
 
 BUCKET = Bucket("b")
 LETTERS = st.sampled_from("ab.é\udcff-_")

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import ViewSettings
 from aisfs.core.views.class_view import (
     NO_IMAGE,
     NO_LABEL,
@@ -17,6 +16,7 @@ from aisfs.core.views.labels import label_column
 from aisfs.core.views.samples import INCOMPLETE, Samples
 from aisfs.core.views.spec import Component, ViewSpec, parse_view
 from aisfs.core.views.summary import Summary
+from aisfs.settings import ViewSettings
 from tests.core.views.test_samples import MembersView, index_of
 
 EXTENSIONS = st.sampled_from(["jpg", "JPG", "a.jpg", "A.Jpg", "b.jpg", "png", "m.png", "xjpg", "jpg.cls"])  # fmt: skip

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import Join, KeyRule, View
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.class_view import NO_LABEL, UNCLEAR_IMAGE, labelled_joined
@@ -18,6 +17,7 @@ from aisfs.core.views.samples import HIDDEN, INCOMPLETE, SPLITS, split_name
 from aisfs.core.views.samples_view import SampleFolders
 from aisfs.core.views.shard_names import folder_names_of_columns
 from aisfs.core.views.spec import PICTURES, Component, LabelRule, LabelSource, ViewSpec
+from aisfs.settings import Join, KeyRule, View
 from tests.core.views.test_samples import index_of
 
 CLS = Component((b"cls",))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import View, ViewSettings
 from aisfs.core.index.codec import DamagedIndex
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
@@ -20,6 +19,7 @@ from aisfs.core.views.labels import UNUSABLE, LabelScan, parse_table, read_label
 from aisfs.core.views.merged import MergedView
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec, parse_view
 from aisfs.errors import ConfigError
+from aisfs.settings import View, ViewSettings
 
 CLS = LabelRule(LabelSource.CONTENT, "cls")
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.config import KeyRule, Shards
 from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.policy.push import ShardPush
@@ -15,6 +14,7 @@ from aisfs.core.views.directory_tree import MembersView, members_only
 from aisfs.core.views.flat_view import flat_rows
 from aisfs.core.views.samples_view import samples_view
 from aisfs.core.views.spec import ViewSpec
+from aisfs.settings import KeyRule, Shards
 from tests.core.index.test_nested_tars import INNER, SOUP, nested, scan
 from tests.core.tar.test_scanner import everything
 from tests.support.tars import END, entry

@@ -5,7 +5,6 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import View
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views import class_view
 from aisfs.core.views.class_view import labelled_samples
@@ -13,6 +12,7 @@ from aisfs.core.views.labels import LabelScan
 from aisfs.core.views.samples import Samples
 from aisfs.core.views.spec import Component, ViewSpec
 from aisfs.core.views.uniform import uniform_samples
+from aisfs.settings import View
 from tests.support.tars import entry
 
 KEYS = st.text(st.sampled_from("ab0_"), min_size=1, max_size=3)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from aisfs.config import ViewSettings
 from aisfs.core.views.spec import parse_view
 from aisfs.engine.dataset.advice import Found, advise, loses_most
+from aisfs.settings import ViewSettings
 from tests.core.views.test_samples import index_of
 
 

@@ -7,7 +7,6 @@ import pytest
 import trio
 
 from aisfs.cache.index_cache import IndexCache
-from aisfs.config import View
 from aisfs.core.views.directory_tree import without_folders
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.engine.dataset.merger import Merger
@@ -15,6 +14,7 @@ from aisfs.engine.dataset.shard_set import MISSING, Shard, ShardSet
 from aisfs.errors import NotFound, Stale, Unavailable
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
+from aisfs.settings import View
 from aisfs.store.memory import MemoryStore
 from tests.core.views.test_labels import tar_of
 from tests.engine.read.test_indexer import indexing

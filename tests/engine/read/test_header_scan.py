@@ -9,7 +9,6 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.config import Scan
 from aisfs.core.namespace.listing import Listing
 from aisfs.core.policy.scan_pace import BREAK_EVEN_MIN, ScanPace
 from aisfs.core.tar.scanner import TarScanner
@@ -24,6 +23,7 @@ from aisfs.engine.read.header_scan import (
     TarSight,
 )
 from aisfs.model import ObjectInfo
+from aisfs.settings import Scan
 from tests.core.tar.test_scanner import everything
 from tests.engine.fetch.test_fetcher import BUCKET, MIB, FakeCache, fetching
 from tests.support.tars import BLOCK, END, entry, long_name, pax

@@ -15,7 +15,6 @@ import trio
 import trio.testing
 
 from aisfs.app.writing.write_back import upload_rest
-from aisfs.config import WriteSettings
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.engine.write import journal_segment as segments
 from aisfs.engine.write.staging import StagingArea
@@ -28,6 +27,7 @@ from aisfs.filesystem.write.layer import write_layer
 from aisfs.filesystem.write.setattr import AttributeChanges
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket
+from aisfs.settings import WriteSettings
 from tests.filesystem.user import BUCKET, OFF, build, new_store
 from tests.support.mounts import eventually
 

@@ -9,13 +9,13 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import InstantAnswers
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.listing_pages import AHEAD_SECONDS
 from aisfs.fuse.wire import abi
+from aisfs.settings import Shards
 from tests.filesystem.user import BUCKET, build, new_store
 
 KEYS = ["a", "b" * 255, "c.tar", "c.tar.d", "d/e", "f.tar", "g.tgz/h", "i.zip", "j", "k.tar", "l"]

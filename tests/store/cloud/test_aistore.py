@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.config import ClusterSettings
 from aisfs.errors import InvalidName, NotFound, ProtocolError, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent
 from aisfs.store.pages import pages_of

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded
 from aisfs.model import Bucket, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.cloud import uploads
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import Refusal
 from aisfs.core.namespace.listing import ListingBuilder
 from aisfs.errors import (
@@ -23,6 +22,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import Bucket, Keys, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.cloud import listings, uploads
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent

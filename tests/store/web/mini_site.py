@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.web.store import WebStore
 from tests.ais.scripted_server import ScriptedServer, Seen, reply, scripted_server

@@ -3,9 +3,9 @@
 import pytest
 import trio
 
-from aisfs.config import ClusterSettings
 from aisfs.errors import AccessDenied, BucketNotFound, NotFound, ReadOnly, Unavailable
 from aisfs.model import Bucket, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.content import BytesContent
 from aisfs.store.web.hub import open_hub
 from tests.support.hub import running_hub, use_hub

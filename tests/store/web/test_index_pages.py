@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.config import ClusterSettings
 from aisfs.errors import ProtocolError
 from aisfs.model import Bucket, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.pages import pages_of
 from aisfs.store.web import store as store_module
 from aisfs.store.web.index_pages import Names, names_in_index, names_in_multistatus

@@ -3,10 +3,10 @@
 import pytest
 
 from aisfs.app.stores import named_files
-from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import parse_sources
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, Provider
+from aisfs.settings import ClusterSettings
 from aisfs.store.web.store import WebStore
 from tests.support.web_servers import nginx
 

@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aisfs.config import ClusterSettings
-from aisfs.connections.network import Distance
 from aisfs.core.namespace.reach import Reach
 from aisfs.errors import AccessDenied, ConfigError, ProtocolError
+from aisfs.http.exchange import Distance
 from aisfs.model import Bucket, Provider
 from aisfs.redaction import shown
+from aisfs.settings import ClusterSettings
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.web.host_headers import HostHeaders
 from aisfs.store.web.store import WebStore

@@ -30,8 +30,8 @@ from aisfs.app.csi.targets import (
     facts_of,
 )
 from aisfs.app.csi.volumes import parse_volume
-from aisfs.config import ClusterSettings, MonitoringSettings
 from aisfs.errors import AisfsError
+from aisfs.settings import ClusterSettings, MonitoringSettings
 
 log = logging.getLogger(__name__)
 
