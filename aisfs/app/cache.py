@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
-from aisfs.cache.index_cache import IndexCache
-from aisfs.cache.listing_cache import ListingCache
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.directory import LAYOUT, CacheDirectory
+from aisfs.cache.files import IndexCache, ListingCache
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.settings import CacheSettings
 

@@ -5,7 +5,7 @@ from math import inf
 import trio
 
 from aisfs.app.services import CLOCK
-from aisfs.cache.metadata_cache import MetadataCache
+from aisfs.cache.names import MetadataCache
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import ShardSet, find_shards
 from aisfs.engine.listing.lister import Lister

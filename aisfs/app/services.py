@@ -13,11 +13,10 @@ from aisfs.app.memory import memory_limits
 from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
 from aisfs.app.stores import direct_store, named_files
-from aisfs.cache.disk.block_cache import LEAST, BlockCache
-from aisfs.cache.disk.directory import CacheDirectory
-from aisfs.cache.index_cache import IndexCache
-from aisfs.cache.listing_cache import ListingCache
-from aisfs.cache.metadata_cache import MetadataCache
+from aisfs.cache.block_cache import LEAST, BlockCache
+from aisfs.cache.directory import CacheDirectory
+from aisfs.cache.files import IndexCache, ListingCache
+from aisfs.cache.names import MetadataCache
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.sources import (
     DatasetSource,

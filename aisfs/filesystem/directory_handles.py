@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import structs
 
-from aisfs.cache.metadata_cache import WOULD_WAIT
+from aisfs.cache.names import WOULD_WAIT
 from aisfs.core.namespace.inodes import numbers_of
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.listing.overlay import Overlay

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from aisfs.cache.metadata_cache import DirectoryId
+from aisfs.cache.names import DirectoryId
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.core.namespace.keys import NAME_MAX

@@ -10,7 +10,7 @@ from itertools import count as counter
 
 from msgspec import structs
 
-from aisfs.cache.metadata_cache import DirectoryId
+from aisfs.cache.names import DirectoryId
 from aisfs.core.namespace.inodes import ROOT, InodeTable, directory_number
 from aisfs.core.namespace.keys import bucket_name, entry_name
 from aisfs.core.staged.posix_metadata import with_type

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
+from aisfs.cache.names import WOULD_WAIT, WouldWait
 from aisfs.core.namespace.inodes import slot_of, split_member
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cache import index_cache
-from aisfs.cache.index_cache import IndexCache
+from aisfs.cache import files as cache_files
+from aisfs.cache.files import IndexCache
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.errors import ConfigError
@@ -112,7 +112,7 @@ def test_scopes_are_apart(tmp_path):
 
 def test_new_scan_rules_make_old_indexes_count_no_more(tmp_path, monkeypatch):
     IndexCache(tmp_path, LIMIT).put(BUCKET, INFO, some_index())
-    monkeypatch.setattr(index_cache, "SCAN_RULES", index_cache.SCAN_RULES + 1)
+    monkeypatch.setattr(cache_files, "SCAN_RULES", cache_files.SCAN_RULES + 1)
     assert IndexCache(tmp_path, LIMIT).get(BUCKET, INFO) is None
 
 
@@ -336,7 +336,7 @@ def test_threads(tmp_path):
 def test_processes(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from aisfs.cache.index_cache import IndexCache\n"
+        "from aisfs.cache.files import IndexCache\n"
         "from tests.cache.test_index_cache import BUCKET, info, large_index\n"
         "cache = IndexCache(Path(sys.argv[1]), 200_000)\n"
         "for number in range(12):\n"
@@ -363,7 +363,7 @@ def test_processes(tmp_path):
 
 
 def test_stopped_daemon_that_holds_the_lock_is_not_waited_for(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(index_cache, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(cache_files, "_LOCK_SECONDS", 0.05)
     cache = IndexCache(tmp_path, LIMIT)
     cache.put(BUCKET, info(0), some_index())
     with open(tmp_path / "v1/indexes/lock") as lock:

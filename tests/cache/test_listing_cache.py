@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.cache.listing_cache import ListingCache
+from aisfs.cache.files import ListingCache
 from aisfs.core.namespace.keys import Refusal, child_key
 from aisfs.core.namespace.listing import Listing
 from aisfs.model import Bucket, ObjectInfo

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cache.disk import directory
-from aisfs.cache.disk.directory import CacheDirectory
+from aisfs.cache import directory
+from aisfs.cache.directory import CacheDirectory
 from aisfs.errors import ConfigError
 
 

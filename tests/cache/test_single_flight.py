@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.names import SingleFlight
 from aisfs.errors import Unavailable
 
 

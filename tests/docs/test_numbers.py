@@ -3,8 +3,7 @@
 import pytest
 
 from aisfs.app import memory, services
-from aisfs.cache import metadata_cache
-from aisfs.cache.disk import bookkeeping, format, maintenance, resident
+from aisfs.cache import format, maintenance, names, resident
 from aisfs.core.policy import readahead, scan_pace
 from aisfs.core.views import samples
 from aisfs.engine.fetch import buffers, fetcher, retained_parts
@@ -20,10 +19,10 @@ TOLD = [
         (services.INDEX_SHARE, services.INDEX_DISK_LIMIT) == (16, 1 << 30),
     ),
     (f"in memory | {memory.MEMORY_MOST // MIB} MiB", True),
-    (f"{metadata_cache.LISTED_ENTRIES_MAX:,} entries", True),
+    (f"{names.LISTED_ENTRIES_MAX:,} entries", True),
     (f"Each {format.STEP >> 10} KiB have a checksum", True),
     (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
-    (f"the last {bookkeeping._BATCH_BYTES // MIB} MiB of what", maintenance.SYNC_SECONDS == 1),
+    (f"the last {resident._BATCH_BYTES // MIB} MiB of what", maintenance.SYNC_SECONDS == 1),
     (f"a window of {readahead.START_WINDOW // MIB} MiB ahead", True),
     (f"{readahead.LARGE_START // MIB} MiB if its first read is", True),
     (f"is of {readahead.LARGE_READ >> 10} KiB or more", True),

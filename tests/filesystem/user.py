@@ -6,7 +6,7 @@ from itertools import islice
 
 import trio
 
-from aisfs.cache.metadata_cache import MetadataCache
+from aisfs.cache.names import MetadataCache
 from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches

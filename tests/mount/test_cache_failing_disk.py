@@ -45,7 +45,7 @@ def check_told(log: str) -> None:
     assert bypassed or given_up, log
     assert len(bypassed) <= 1, log
     assert len(given_up) <= 1, log
-    assert len(lines(log, "WARNING aisfs.cache.index_cache")) <= 1, log
+    assert len(lines(log, "WARNING aisfs.cache.files")) <= 1, log
 
 
 @pytest.mark.parametrize("what", ["reads", "writes", "all"])

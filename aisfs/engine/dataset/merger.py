@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.names import SingleFlight
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.class_view import (

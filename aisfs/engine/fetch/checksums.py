@@ -8,7 +8,7 @@ import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from aisfs.cache.disk.format import EntryId
+from aisfs.cache.format import EntryId
 from aisfs.core.checksums import Hasher, hasher_for_cache
 from aisfs.engine.fetch.part import Part
 

@@ -3,9 +3,9 @@
 import logging
 import time
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import EntryId
-from aisfs.cache.disk.reservation import Reservation
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import EntryId
+from aisfs.cache.space import Reservation
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Part

@@ -18,9 +18,9 @@ from functools import partial
 
 import trio
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import EntryId, entry_id
-from aisfs.cache.disk.reservation import Reservation
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import EntryId, entry_id
+from aisfs.cache.space import Reservation
 from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import RangeSet, pieces

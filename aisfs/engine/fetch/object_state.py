@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from weakref import WeakValueDictionary
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import SEGMENT, EntryId
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import SEGMENT, EntryId
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.part import Data, Part, Received

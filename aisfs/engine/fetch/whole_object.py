@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 
 import trio
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import EntryId
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import EntryId
 from aisfs.engine.fetch.object_state import Source
 from aisfs.errors import NoRanges, Unavailable
 from aisfs.model import Bucket, ObjectInfo

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import trio
 
-from aisfs.cache.metadata_cache import Dated
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.names import Dated, SingleFlight
 from aisfs.model import Bucket
 from aisfs.store.port import ObjectStore
 from aisfs.system.threads import any_thread

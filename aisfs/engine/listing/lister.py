@@ -16,9 +16,8 @@ import trio
 from cachetools import TTLCache
 
 from aisfs import errors
-from aisfs.cache.listing_cache import ListingCache
-from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.files import ListingCache
+from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, MetadataCache, SingleFlight, WouldWait
 from aisfs.core.namespace.keys import child_key, refusal
 from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.engine.hooks import Hooks

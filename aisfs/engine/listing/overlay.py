@@ -13,13 +13,7 @@ from enum import Enum
 import msgspec
 from msgspec import structs
 
-from aisfs.cache.metadata_cache import (
-    WOULD_WAIT,
-    Dated,
-    DirectoryId,
-    MetadataCache,
-    WouldWait,
-)
+from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.core.namespace.keys import entry_name
 from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cachetools import TTLCache
 
-from aisfs.cache.metadata_cache import DirectoryId
+from aisfs.cache.names import DirectoryId
 from aisfs.errors import OutOfSpace
 from aisfs.model import Bucket
 

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.cache.metadata_cache import DirectoryId
+from aisfs.cache.names import DirectoryId
 from aisfs.core.namespace.keys import child_key, child_prefix, entry_name, is_key
 from aisfs.core.namespace.listing import Listed
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError

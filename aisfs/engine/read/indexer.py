@@ -9,8 +9,8 @@ from typing import TypeVar
 import trio
 from cachetools import LRUCache
 
-from aisfs.cache.index_cache import IndexCache
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.files import IndexCache
+from aisfs.cache.names import SingleFlight
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import EntryId
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import EntryId
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.ranges import RangeSet

@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from aisfs.cache.disk.format import CONTENT_MAX
+from aisfs.cache.format import CONTENT_MAX
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex

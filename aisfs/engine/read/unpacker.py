@@ -23,8 +23,8 @@ import trio
 from cachetools import LRUCache, TTLCache
 from msgspec import structs
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import CONTENT_MAX, EntryId, content_id
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import CONTENT_MAX, EntryId, content_id
 from aisfs.core.archive.decompression import Codec, Inflater, Piece, open_codec, read_piece
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.member_index import MemberIndex

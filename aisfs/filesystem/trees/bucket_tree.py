@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, WouldWait
+from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, WouldWait
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, DirectoryId, WouldWait
+from aisfs.cache.names import WOULD_WAIT, DirectoryId, WouldWait
 from aisfs.engine.dataset.shard_set import FindShards, Shard, ShardSet
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found

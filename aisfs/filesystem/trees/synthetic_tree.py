@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aisfs.cache.metadata_cache import DirectoryId, WouldWait
+from aisfs.cache.names import DirectoryId, WouldWait
 from aisfs.core.synthetic.tar import VirtualShard
 from aisfs.errors import Unsupported
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Callable
 from functools import partial
 
-from aisfs.cache.metadata_cache import WOULD_WAIT
+from aisfs.cache.names import WOULD_WAIT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.xattrs import PREFIX

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.files import IndexCache
 from aisfs.core.views.directory_tree import without_folders
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.engine.dataset.merger import Merger

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.cache.disk.format import entry_id
+from aisfs.cache.format import entry_id
 from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.part import Part

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 import xxhash
 
-from aisfs.cache.disk.format import entry_id
+from aisfs.cache.format import entry_id
 from aisfs.core.ranges import RangeSet
 from aisfs.engine.fetch import disk as disk_module
 from aisfs.engine.fetch import fetcher as fetcher_module

@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.cache.listing_cache import ListingCache
-from aisfs.cache.metadata_cache import MetadataCache
+from aisfs.cache.files import ListingCache
+from aisfs.cache.names import MetadataCache
 from aisfs.engine.listing.lister import SINGLE_LOOKUPS, Lister
 from aisfs.errors import AccessDenied, BucketNotFound, Unavailable, Unsupported
 from aisfs.metrics import Metrics

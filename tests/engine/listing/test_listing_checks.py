@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.cache.metadata_cache import MetadataCache
+from aisfs.cache.names import MetadataCache
 from aisfs.core.namespace.listing import SHORT_PAGES_MAX, ListingBounds
 from aisfs.engine.listing import own_directories, probes
 from aisfs.engine.listing.lister import Lister

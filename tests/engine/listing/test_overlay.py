@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, MetadataCache
+from aisfs.cache.names import WOULD_WAIT, MetadataCache
 from aisfs.engine.listing.lister import Lister
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
-from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.files import IndexCache
 from aisfs.core.index.published import ScanRules
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import background_thread

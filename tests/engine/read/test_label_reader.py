@@ -12,7 +12,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.files import IndexCache
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.spec import LabelRule, LabelSource

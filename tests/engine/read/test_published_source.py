@@ -9,8 +9,8 @@ import pytest
 import trio
 from msgspec import structs
 
-from aisfs.cache.index_cache import IndexCache
-from aisfs.cache.metadata_cache import Dated
+from aisfs.cache.files import IndexCache
+from aisfs.cache.names import Dated
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.published import ScanRules, encode_published
 from aisfs.core.namespace.index_places import place_in, published_key

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import CONTENT_MAX
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import CONTENT_MAX
 from aisfs.core.archive.formats import Form
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.engine.fetch.fetcher import Fetcher

@@ -5,7 +5,7 @@ import random
 import pytest
 import trio
 
-from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.block_cache import BlockCache
 from aisfs.core.archive.formats import Form
 from aisfs.errors import AisfsError, ArchiveTooLarge, NoRanges, Stale, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange

@@ -20,8 +20,7 @@ from typing import NamedTuple, TypeVar
 import trio
 from cachetools import LRUCache
 
-from aisfs.cache.metadata_cache import Dated, DirectoryId
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.names import Dated, DirectoryId, SingleFlight
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.published import (
     ScanRules,

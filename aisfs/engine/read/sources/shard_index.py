@@ -13,8 +13,8 @@ from typing import TypeVar
 import trio
 
 from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
-from aisfs.cache.index_cache import IndexCache
-from aisfs.cache.single_flight import SingleFlight
+from aisfs.cache.files import IndexCache
+from aisfs.cache.names import SingleFlight
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.nested_tars import NestedTars

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Set
 
-from aisfs.cache.disk.bookkeeping import Bookkeeper
-from aisfs.cache.disk.directory import punch, start_writing
-from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, Damaged
-from aisfs.cache.disk.ledger import Piece
-from aisfs.cache.disk.segments import Segment, booked_bytes
-from aisfs.cache.disk.space import QUANTUM
+from aisfs.cache.directory import punch, start_writing
+from aisfs.cache.format import HEADER, PAGE, SEGMENT, Damaged
+from aisfs.cache.ledger import Piece
+from aisfs.cache.resident import Bookkeeper
+from aisfs.cache.segments import Segment, booked_bytes
+from aisfs.cache.space import QUANTUM
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
 from aisfs.system.locks import Rank, ranked_lock

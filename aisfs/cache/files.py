@@ -1,4 +1,6 @@
-"""Member indexes on disk, so that a shard is scanned once and not once per mount.
+"""Small files of the cache: member indexes, and listings of large directories.
+
+Member indexes on disk, so that a shard is scanned once and not once per mount.
 
     <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     identity, then `core.index.codec`
     <directory>/v1/indexes/lock                                   how many bytes the entries take
@@ -10,13 +12,28 @@ compared on load, and ends with an index that checks itself. Invariants:
 - the count is never too low: it is raised before a file is written, and lowered after one is removed;
 - an entry appears complete, by rename; a damaged one is a miss, and is removed;
 - a failing disk is no error: without the cache a shard is scanned again.
+
+Listings of large directories on disk, so that a remount need not list what was listed just now.
+
+    <directory>/v1/listings/<sha256 of the cluster>/<sha256 of the rest of the identity>.aisl
+
+AIStore cannot say with one request whether a listing still holds: buckets have no version, and a summary
+counts objects without noticing one that was overwritten. So a listing is used by its age alone, which
+counts from its first request, by the clock of the wall. What one request could list is not kept: asking
+again costs no more than asking whether it holds.
+
+Invariants: a file is complete (it appears by rename) and checks itself; only its owner can read it; all
+files together stay within the limit; a failing disk is no error.
 """
 
 import errno
 import logging
 import os
 import stat
+import struct
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -25,21 +42,23 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from aisfs.cache.disk.directory import NO_FILE, lock_file, remove
+from aisfs.cache.directory import NO_FILE, lock_file, remove
 from aisfs.core.index.codec import DamagedIndex, decode, encode
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import SCAN_RULES
+from aisfs.core.namespace.keys import Refusal, child_key
+from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.errors import ConfigError
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.system import locks
 from aisfs.system.logs import DISK, request_log
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 
-_LAYOUT = "v1"
-_SUFFIX = ".aisx"
+_INDEX_LAYOUT = "v1"
+_INDEX_SUFFIX = ".aisx"
 _TEMPORARY = ".tmp"
 _LOCK = "lock"
 _BLOCK = 4096  # what the usual file systems give to the smallest file
@@ -71,7 +90,7 @@ class IndexCache:
             limit_bytes: the most that indexes may take; 0 keeps none.
             scope: what else distinguishes indexes: the cluster, options of the scan.
         """
-        self._root = directory / _LAYOUT / "indexes"
+        self._root = directory / _INDEX_LAYOUT / "indexes"
         self._limit = limit_bytes
         self._scope = scope
         self._complained = False
@@ -190,7 +209,7 @@ class IndexCache:
 
     def _path(self, identity: bytes) -> Path:
         digest = sha256(identity).hexdigest()
-        return self._root / digest[:2] / (digest + _SUFFIX)
+        return self._root / digest[:2] / (digest + _INDEX_SUFFIX)
 
     def _load(self, path: Path) -> bytes:
         # Whatever is at this path, opening it must not block and reading it must end.
@@ -273,7 +292,7 @@ class IndexCache:
             for path in folder.iterdir():
                 if path.suffix == _TEMPORARY:
                     remove(path)
-                elif path.suffix == _SUFFIX:
+                elif path.suffix == _INDEX_SUFFIX:
                     with suppress(FileNotFoundError):
                         facts = path.lstat()
                         yield _Entry(facts.st_mtime, _weight(facts.st_size), path)
@@ -295,3 +314,229 @@ def _read_total(lock: int) -> int | None:
 
 def _write_total(lock: int, total: int) -> None:
     os.pwrite(lock, b"%020d" % total, 0)
+
+
+FORMAT = 1
+"""To be raised when files are written differently, or when a listing shows other names than before."""
+INFLATED_MAX = 1 << 30
+"""Most bytes of one listing in memory, so that a damaged file cannot fill it: some ten million names."""
+
+_LISTING_LAYOUT = "v1"
+_MAGIC = b"AISFSL" + bytes([FORMAT])
+_CHECK = struct.Struct("<I")
+_LISTING_SUFFIX = ".aisl"
+
+_Object = tuple[bytes, int, str, str, int, dict[str, str] | None]
+"""Name, size, version, checksum, mtime, custom metadata."""
+
+
+class _File(msgspec.Struct, array_like=True, frozen=True):
+    """What a file has."""
+
+    identity: list[str]
+    made: float
+    """When the listing was asked for, seconds since the epoch."""
+    names: list[bytes]
+    """In the order of the listing."""
+    objects: list[_Object]
+    """The other names are directories."""
+    refused: dict[str, int]
+
+
+@any_thread
+class ListingCache:
+    """Listings of one cluster. Methods wait for the disk, and raise nothing."""
+
+    def __init__(
+        self,
+        directory: Path,
+        limit_bytes: int,
+        *,
+        cluster: str = "",
+        scope: str = "",
+        max_age: float = 0.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep listings below a directory.
+
+        Args:
+            directory: Of the cache; created with the first entry.
+            limit_bytes: The most that listings may take.
+            cluster: Where the buckets are.
+            scope: What else distinguishes listings: what the lister asks for, and what it shows.
+            max_age: Seconds after which a listing is not used any more.
+            clock: Tells the seconds since the epoch.
+        """
+        self._all = directory / _LISTING_LAYOUT / "listings"
+        self._root = self._all / sha256(cluster.encode(errors="surrogatepass")).hexdigest()
+        self._limit = limit_bytes
+        self._cluster = cluster
+        self._scope = scope
+        self.max_age = max_age
+        self._clock = clock
+        self._forgotten = float("-inf")
+        """When all were forgotten: what was listed before is not kept any more."""
+
+    def get(self, bucket: Bucket, prefix: str) -> tuple[Listing, float] | None:
+        """Return the listing of a directory and its age in seconds, unless that is too high."""
+        identity = self._identity(bucket, prefix)
+        path = self._path(identity)
+        try:
+            found = _decode(_load(path, self._limit))
+            age = self._clock() - found.made
+            if found.identity == identity and 0 <= age < self.max_age:
+                request_log.note(DISK)
+                return _listing(prefix, found), age
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.info("%s/%s: the listing in %s cannot be used: %s", bucket, prefix, path, error)
+        with suppress(OSError):
+            remove(path)
+        return None
+
+    def put(self, bucket: Bucket, prefix: str, listing: Listing, age: float) -> None:
+        """Keep a complete listing that was asked for so many seconds ago, if possible."""
+        identity = self._identity(bucket, prefix)
+        if age >= self.max_age:
+            return
+        try:
+            made = self._clock() - age
+            data = _encode(identity, made, prefix, listing)
+            if _weight(len(data)) <= self._limit:
+                self._store(self._path(identity), data, made)
+        except (OSError, ValueError) as error:
+            log.info("the listing of %s/%s is not kept: %s", bucket, prefix, error)
+
+    def forget(self) -> None:
+        """Remove all listings of this cluster: something is going to change there, or has."""
+        self._forgotten = self._clock()
+        with suppress(OSError), self._locked():  # not between the check of a put and its end
+            for path in self._root.iterdir():
+                remove(path)
+
+    def clear(self) -> None:
+        """Remove all listings, of all clusters.
+
+        Raises:
+            ConfigError: something could not be removed; the message names the directory.
+        """
+        try:
+            for _, path, _ in self._files():
+                remove(path)
+        except OSError as error:
+            raise ConfigError(f"the listings in {self._all} cannot be cleared: {error}") from None
+
+    def _identity(self, bucket: Bucket, prefix: str) -> list[str]:
+        of_bucket = (bucket.provider.value, bucket.namespace, bucket.name)
+        texts = (self._cluster, self._scope, *of_bucket, prefix)
+        # Keys may have bytes that are no text.
+        return [os.fsencode(text).decode(errors="backslashreplace") for text in texts]
+
+    def _path(self, identity: list[str]) -> Path:
+        return self._root / (sha256(msgspec.msgpack.encode(identity)).hexdigest() + _LISTING_SUFFIX)
+
+    # Writing -------------------------------------------------------------------------------------
+
+    def _store(self, path: Path, data: bytes, made: float) -> None:
+        locks.make_directory(self._root)
+        with self._locked() as locked:
+            if not locked or made <= self._forgotten:
+                return
+            self._make_room(_weight(len(data)), path)
+            temporary = path.with_suffix(_TEMPORARY)
+            try:
+                remove(temporary)
+                with open(temporary, "xb", opener=locks.opener) as file:
+                    file.write(data)
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Keep other threads and daemons from writing."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(self._all / _LOCK, flags, 0o600)
+        try:
+            yield lock_file(lock, _LOCK_SECONDS)
+        finally:
+            os.close(lock)
+
+    def _make_room(self, weight: int, replaced: Path) -> None:
+        """Remove the oldest listings, and what killed writers left, until there is room."""
+        total = weight
+        for _, path, size in sorted(self._files(), reverse=True):
+            if path == replaced or path.suffix == _TEMPORARY or total + size > self._limit:
+                remove(path)
+            else:
+                total += size
+
+    def _files(self) -> Iterator[tuple[float, Path, int]]:
+        """Yield when each file was written, its path, and what it takes on the disk."""
+        if not self._all.is_dir():
+            return
+        for folder in [path for path in self._all.iterdir() if path.is_dir()]:
+            for path in folder.iterdir():
+                if path.suffix in (_LISTING_SUFFIX, _TEMPORARY):
+                    with suppress(FileNotFoundError):
+                        facts = path.lstat()
+                        yield facts.st_mtime, path, _weight(facts.st_size)
+
+
+def _load(path: Path, limit: int) -> bytes:
+    # Whatever is at this path, opening it must not block and reading it must end.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise ValueError("it is no file of this user")
+        if _weight(facts.st_size) > limit:
+            raise ValueError(f"it has {facts.st_size} bytes")
+        return file.read(facts.st_size)
+
+
+def _encode(identity: list[str], made: float, prefix: str, listing: Listing) -> bytes:
+    names: list[bytes] = []
+    objects: list[_Object] = []
+    for _, name, info in listing.after(0):
+        names.append(name)
+        if info is None:
+            continue
+        if info.key != child_key(prefix, name):
+            raise ValueError(f"{info.key!r} has another name")
+        custom = dict(info.custom) or None
+        objects.append((name, info.size, info.version, info.checksum, info.mtime_ns, custom))
+    refused = {reason.value: count for reason, count in listing.refused.items()}
+    raw = msgspec.msgpack.encode(_File(identity, made, names, objects, refused))
+    if len(raw) > INFLATED_MAX:
+        raise ValueError(f"{len(raw)} bytes are too many")
+    rest = zlib.compress(raw, 1)
+    return _MAGIC + _CHECK.pack(zlib.crc32(rest)) + rest
+
+
+def _decode(data: bytes) -> _File:
+    """Return what `_encode` encoded.
+
+    Raises:
+        ValueError: these bytes are something else.
+    """
+    start = len(_MAGIC) + _CHECK.size
+    rest = data[start:]
+    if data[:start] != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
+        raise ValueError("its checksum does not hold, or it has another format")
+    try:
+        raw = zlib.decompressobj().decompress(rest, INFLATED_MAX)
+        return msgspec.msgpack.decode(raw, type=_File)
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise ValueError(f"it makes no sense: {error}") from None
+
+
+def _listing(prefix: str, found: _File) -> Listing:
+    entries: dict[bytes, Listed] = dict.fromkeys(found.names)
+    for name, size, version, checksum, mtime_ns, custom in found.objects:
+        key = child_key(prefix, name)
+        entries[name] = ObjectInfo(key, size, version, checksum, mtime_ns, custom or NO_CUSTOM)
+    refused = Counter({Refusal(reason): count for reason, count in found.refused.items()})
+    return Listing(entries, refused)

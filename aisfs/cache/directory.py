@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aisfs.cache.disk.format import Damaged
+from aisfs.cache.format import Damaged
 from aisfs.errors import ConfigError
 from aisfs.system import locks
 

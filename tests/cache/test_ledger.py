@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from aisfs.cache.disk.ledger import Ledger
+from aisfs.cache.ledger import Ledger
 
 NOW = 1_700_000_000
 
@@ -112,7 +112,7 @@ def test_changes_are_told_once(ledgers):
 
 
 def test_who_slept_too_long_loads_everything(ledgers, monkeypatch):
-    monkeypatch.setattr("aisfs.cache.disk.ledger._TOMBSTONES", 10)
+    monkeypatch.setattr("aisfs.cache.ledger._TOMBSTONES", 10)
     a, b = ledgers
     owner = enter(a, 100)
     since = b.changes(-1).until

@@ -8,21 +8,12 @@ from contextlib import closing
 
 import pytest
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.directory import CacheDirectory
-from aisfs.cache.disk.format import HEADER, SEGMENT, STEP
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.directory import CacheDirectory
+from aisfs.cache.format import HEADER, SEGMENT, STEP
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
-from tests.cache.disk.block_helpers import (
-    KIB,
-    MIB,
-    an_entry,
-    check_accounts,
-    data_files,
-    du,
-    fill,
-    get,
-)
+from tests.cache.block_helpers import KIB, MIB, an_entry, check_accounts, data_files, du, fill, get
 
 LIMIT = 64 * MIB
 

@@ -23,15 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from aisfs.cache.disk.bookkeeping import Bookkeeper
-from aisfs.cache.disk.directory import CacheDirectory, boot_id
-from aisfs.cache.disk.format import Damaged, EntryId
-from aisfs.cache.disk.ledger import Ledger
-from aisfs.cache.disk.maintenance import Maintenance
-from aisfs.cache.disk.reservation import Reservation
-from aisfs.cache.disk.resident import Health, ResidentSet
-from aisfs.cache.disk.space import SpaceReserver
-from aisfs.cache.disk.verify import CheckReport, Progress, verify_all, verify_object
+from aisfs.cache.directory import CacheDirectory, boot_id
+from aisfs.cache.format import Damaged, EntryId
+from aisfs.cache.ledger import Ledger
+from aisfs.cache.maintenance import Maintenance
+from aisfs.cache.resident import (
+    Bookkeeper,
+    CheckReport,
+    Health,
+    Progress,
+    ResidentSet,
+    verify_all,
+    verify_object,
+)
+from aisfs.cache.space import Reservation, SpaceReserver
 from aisfs.core.checksums import hasher_for_cache
 from aisfs.core.ranges import RangeSet
 from aisfs.errors import ConfigError

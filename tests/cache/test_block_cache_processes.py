@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from aisfs.cache.disk import ledger
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import SEGMENT
+from aisfs.cache import ledger
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import SEGMENT
 from aisfs.model import ByteRange
-from tests.cache.disk.block_helpers import (
+from tests.cache.block_helpers import (
     MIB,
     an_entry,
     check_accounts,
@@ -65,7 +65,7 @@ def hammer(directory, limit, seed, seconds):
 def start(directory, limit, seed, seconds):
     code = f"""
 from pathlib import Path
-from tests.cache.disk.test_block_cache_processes import hammer
+from tests.cache.test_block_cache_processes import hammer
 hammer(Path({str(directory)!r}), {limit}, {seed}, {seconds})
 """
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -141,7 +141,7 @@ def count_readable(directory, limit):
 
 
 def test_killed_process_is_noticed_by_the_living(tmp_path, monkeypatch):
-    monkeypatch.setattr("aisfs.cache.disk.maintenance._RECLAIM_SECONDS", -1.0)
+    monkeypatch.setattr("aisfs.cache.maintenance._RECLAIM_SECONDS", -1.0)
     limit = 12 * MIB
     cache = BlockCache.open(tmp_path, limit)
     process = start(tmp_path, 8 * MIB, 1, 60)
@@ -200,7 +200,7 @@ def test_eviction_by_another_process_is_noticed(tmp_path):
 
 def test_both_write_to_one_segment_and_one_is_killed(tmp_path):
     """Pages of the living must not be given back with those of the dead."""
-    from tests.cache.disk.test_block_cache_model import kill
+    from tests.cache.test_block_cache_model import kill
 
     living, dying = (BlockCache.open(tmp_path, 64 * MIB) for _ in range(2))
     entry = an_entry(size=8 * MIB)
@@ -249,7 +249,7 @@ def test_smaller_limit_takes_effect_when_it_is_given(tmp_path):
 
 
 def test_last_uses_survive(tmp_path, monkeypatch):
-    monkeypatch.setattr("aisfs.cache.disk.maintenance._USE_SECONDS", -1)
+    monkeypatch.setattr("aisfs.cache.maintenance._USE_SECONDS", -1)
     clock = [1_700_000_000.0]
     monkeypatch.setattr("time.time", lambda: clock[0])
     entries = [an_entry(f"{n}", size=MIB) for n in range(10)]

@@ -5,12 +5,11 @@ import random
 
 import pytest
 
-from aisfs.cache.disk.directory import start_writing
-from aisfs.cache.disk.format import HEADER, PAGE
-from aisfs.cache.disk.segment_file import write
-from aisfs.cache.disk.segments import OPEN_FILES, booked_bytes, part_bytes
+from aisfs.cache.directory import start_writing
+from aisfs.cache.format import HEADER, PAGE
+from aisfs.cache.segments import OPEN_FILES, booked_bytes, part_bytes, write
 from aisfs.model import ByteRange
-from tests.cache.disk.block_helpers import an_entry, fill, get
+from tests.cache.block_helpers import an_entry, fill, get
 
 
 def bisected(pages):
@@ -54,7 +53,7 @@ def test_disk_takes_no_more_than_charged(tmp_path, order, pages, burst):
 
 
 def test_few_files_are_open_at_a_time(tmp_path):
-    from aisfs.cache.disk.block_cache import BlockCache
+    from aisfs.cache.block_cache import BlockCache
 
     before = len(os.listdir("/proc/self/fd"))
     cache = BlockCache.open(tmp_path, 64 * 2**20)

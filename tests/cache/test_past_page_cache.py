@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import HEADER, SEGMENT
-from aisfs.cache.disk.segment_file import SegmentFile
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import HEADER, SEGMENT
+from aisfs.cache.segments import SegmentFile
 from aisfs.model import ByteRange
-from tests.cache.disk.block_helpers import MIB, an_entry, content, data_files
+from tests.cache.block_helpers import MIB, an_entry, content, data_files
 
 FIRST, SIZE = SEGMENT - 2 * MIB - 100, SEGMENT + MIB + 777
 """What is written: around the border of two files."""
@@ -139,7 +139,7 @@ def test_whoever_reads_around_it_sees_what_was_published(tmp_path_factory, cuts,
 
 
 def test_a_file_system_that_cannot_do_it(cache, monkeypatch, caplog):
-    caplog.set_level("INFO", "aisfs.cache.disk.segment_file")
+    caplog.set_level("INFO", "aisfs.cache.segments")
     monkeypatch.setattr(SegmentFile, "_refusals", 0)
     plain = os.open
 

@@ -16,12 +16,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aisfs.cache.disk import block_cache
-from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import SEGMENT
+from aisfs.cache import block_cache
+from aisfs.cache.block_cache import BlockCache
+from aisfs.cache.format import SEGMENT
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
-from tests.cache.disk.block_helpers import KIB, MIB, an_entry, check_accounts, content, du
+from tests.cache.block_helpers import KIB, MIB, an_entry, check_accounts, content, du
 
 LIMIT = 5 * MIB
 ENTRIES = [

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from aisfs.cache.disk.block_cache import LEAST, BlockCache
-from aisfs.cache.disk.format import SEGMENT, content_id, entry_id
+from aisfs.cache.block_cache import LEAST, BlockCache
+from aisfs.cache.format import SEGMENT, content_id, entry_id
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from tests.cache.disk.block_helpers import (
+from tests.cache.block_helpers import (
     BUCKET,
     KIB,
     MIB,
@@ -232,7 +232,7 @@ def test_what_files_take_is_corrected_when_they_are_on_the_disk(tmp_path, monkey
     released(cache)
     charged = cache.statistics().used
     assert charged >= du(tmp_path) + 200 * 4096
-    monkeypatch.setattr("aisfs.cache.disk.maintenance._WRITTEN_SECONDS", -1.0)
+    monkeypatch.setattr("aisfs.cache.maintenance._WRITTEN_SECONDS", -1.0)
     assert fill(cache, entries[0])
     for _ in range(5):  # some of them with each
         released(cache)
@@ -244,7 +244,7 @@ def test_what_files_take_is_corrected_when_they_are_on_the_disk(tmp_path, monkey
 
 def test_a_file_system_that_counts_blocks_late(tmp_path, monkeypatch):
     """On ZFS a file takes next to nothing until seconds after it was written."""
-    monkeypatch.setattr("aisfs.cache.disk.directory.CacheDirectory.taken_by", lambda *_: 512)
+    monkeypatch.setattr("aisfs.cache.directory.CacheDirectory.taken_by", lambda *_: 512)
     cache = BlockCache.open(tmp_path, 8 * MIB)
     entries = [an_entry(f"{n}.tar", size=MIB) for n in range(20)]
     assert 4 <= sum(fill(cache, entry) for entry in entries) <= 7
@@ -431,7 +431,7 @@ def test_directory_without_permission_is_named(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.block_cache import BlockCache
 from aisfs.errors import ConfigError
 os.setuid(12345)
 try:
