@@ -17,8 +17,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from aisfs.core.namespace.inodes import split_member
-from aisfs.core.synthetic.epoch_order import epoch_order, share_length
+from aisfs.core.names.inodes import split_member
+from aisfs.core.views.shuffle_order import epoch_order, share_length
 
 
 class FolderDataset(Protocol):

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.tree import MembersView
 
 PIECE = 1 << 20
 

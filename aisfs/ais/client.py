@@ -24,8 +24,8 @@ from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
 from aisfs.ais.transport.client import Transport
 from aisfs.ais.uploads import Uploads
-from aisfs.core.namespace import keys as names
-from aisfs.core.namespace.listing import ListingBounds
+from aisfs.core.names import listing as names
+from aisfs.core.names.listing import ListingBounds
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import requests
+from aisfs.core.archive.tar import BLOCK, ZERO_BLOCK, padded, parse_header, parse_pax, text
 from aisfs.core.checksums import hasher_of, is_known
-from aisfs.core.tar.header import BLOCK, ZERO_BLOCK, padded, parse_header, parse_pax, text
 from aisfs.errors import NotFound, ProtocolError, Unavailable
 from aisfs.http.connections import ConnectionSet
 from aisfs.model import Bucket, ObjectInfo

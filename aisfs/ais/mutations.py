@@ -15,7 +15,7 @@ from aisfs.ais.absence import changing
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
-from aisfs.core.namespace.keys import check_new_bucket
+from aisfs.core.names.listing import check_new_bucket
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,

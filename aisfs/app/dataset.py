@@ -10,8 +10,8 @@ import trio
 
 from aisfs.app.plan import MountPlan
 from aisfs.app.services import Services
-from aisfs.core.namespace.sources import DatasetSource
-from aisfs.core.synthetic.tar import LooseShard, VirtualShard, loose_shards
+from aisfs.core.names.sources import DatasetSource
+from aisfs.core.views.shuffled_tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
 from aisfs.engine.dataset.label_table import NO_CLASSES, find_classes, read_table
 from aisfs.engine.dataset.loose_objects import find_loose_objects, nothing

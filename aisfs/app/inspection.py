@@ -14,13 +14,13 @@ import trio
 
 from aisfs.app.plan import SourcePlan
 from aisfs.app.services import Services, open_services
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.sources import DatasetSource
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.index.published import LabelColumn
+from aisfs.core.names.listing import is_shard
+from aisfs.core.names.sources import DatasetSource
 from aisfs.core.views.spec import ViewSpec
 from aisfs.core.views.summary import LABEL_MAX, Sizes, Summary, holes, shown
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.dataset.shard_set import find_shards
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.read.header_scan import ScanReport

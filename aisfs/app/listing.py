@@ -6,7 +6,7 @@ import trio
 
 from aisfs.app.services import CLOCK
 from aisfs.cache.names import MetadataCache
-from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import ShardSet, find_shards
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import AisfsError

@@ -23,7 +23,7 @@ from aisfs.app.monitoring.health import Health
 from aisfs.app.plan import MountPlan, check_places
 from aisfs.app.services import CLOCK, Services, open_services
 from aisfs.app.writing.write_back import build_write_layer, upload_rest
-from aisfs.core.namespace.sources import DatasetSource, DirectorySource
+from aisfs.core.names.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing

@@ -27,11 +27,18 @@ from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
 from aisfs.app.stores import as_served, refuse_read_only
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
-from aisfs.core.namespace.patterns import KeyFilter, is_pattern, literal, marked
-from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
-from aisfs.core.namespace.urls import place_end
-from aisfs.core.synthetic.packing import (
-    END,
+from aisfs.core.names.sources import (
+    BucketSource,
+    DirectorySource,
+    KeyFilter,
+    is_pattern,
+    literal,
+    marked,
+    parse_source,
+)
+from aisfs.core.names.urls import place_end
+from aisfs.core.views.shuffled_tar import (
+    END_BLOCKS,
     KEY_RULES,
     File,
     Layout,
@@ -87,7 +94,7 @@ class ShardContent:
         for file, first, last in self._layout.pieces(start, start + len(buffer)):
             view = buffer[done : done + last - first]
             if file is None:
-                view[:] = END[first:last]
+                view[:] = END_BLOCKS[first:last]
             else:
                 self._read(file, first, view)
             done += len(view)

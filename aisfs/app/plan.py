@@ -11,27 +11,30 @@ from typing import TypeVar
 import trio
 
 from aisfs.app.stores import as_served, direct_store, origin_of_store, refuse_read_only
-from aisfs.core.index.nested_tars import MAX_NESTING
+from aisfs.core.index.builder import MAX_NESTING
 from aisfs.core.index.published import ScanRules
-from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_pattern
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.shard_lists import is_shard_list, parse_shard_list
-from aisfs.core.namespace.sources import (
+from aisfs.core.names.listing import is_shard
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.sources import (
+    EVERY_KEY,
     LIST_SUFFIX,
     BucketSource,
     DatasetSource,
     DirectorySource,
     Everything,
+    KeyFilter,
     ShardPattern,
     Source,
     SourceArg,
     absolute,
+    is_pattern,
+    is_shard_list,
     parse_list,
+    parse_shard_list,
     parse_source,
     parse_sources,
 )
-from aisfs.core.views.labels import without_mark
+from aisfs.core.views.sample_views import without_mark
 from aisfs.core.views.spec import ViewSpec, absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError, MountError, SourceMissing
 from aisfs.settings import (

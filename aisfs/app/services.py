@@ -18,12 +18,9 @@ from aisfs.cache.directory import CacheDirectory
 from aisfs.cache.files import IndexCache, ListingCache
 from aisfs.cache.names import MetadataCache
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.namespace.sources import (
-    DatasetSource,
-    Source,
-)
-from aisfs.core.views.directory_tree import MembersView, members_only, without_folders
-from aisfs.core.views.samples_view import samples_view
+from aisfs.core.names.sources import DatasetSource, Source
+from aisfs.core.views.sample_views import samples_view
+from aisfs.core.views.tree import MembersView, members_only, without_folders
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.buffers import ReadCounts

@@ -14,8 +14,8 @@ import trio
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint, wrong_scheme
 from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.sources import (
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.sources import (
     BucketSource,
     DatasetSource,
     DirectorySource,

@@ -4,13 +4,8 @@ import importlib.util
 import logging
 
 from aisfs.ais.client import AISClient
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.sources import (
-    BucketSource,
-    DatasetSource,
-    Source,
-    without_aistore,
-)
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.sources import BucketSource, DatasetSource, Source, without_aistore
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings, fields, use_proxy

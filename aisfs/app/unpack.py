@@ -26,13 +26,11 @@ from aisfs.app.listing import list_shards
 from aisfs.app.pack import make_directory, parse_extension, progress_bar
 from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.source import open_source
+from aisfs.core.archive.tar import BLOCK, sparse_segments
+from aisfs.core.archive.tar_scanner import PAX_WARNING, MemberStream, StreamedMember
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.namespace.keys import is_plain_tar, is_shard_of_dataset
-from aisfs.core.namespace.sources import DatasetSource
-from aisfs.core.tar.fast_path import PAX_WARNING
-from aisfs.core.tar.header import BLOCK
-from aisfs.core.tar.member_stream import MemberStream, StreamedMember
-from aisfs.core.tar.sparse import sparse_segments
+from aisfs.core.names.listing import is_plain_tar, is_shard_of_dataset
+from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
 from aisfs.store.at_once import each

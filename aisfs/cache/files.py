@@ -44,11 +44,9 @@ import msgspec
 
 from aisfs.cache.directory import NO_FILE, lock_file, remove
 from aisfs.core.index.codec import DamagedIndex, decode, encode
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import SCAN_RULES
-from aisfs.core.namespace.keys import Refusal, child_key
-from aisfs.core.namespace.listing import Listed, Listing
+from aisfs.core.index.published import SCAN_RULES, LabelColumn
+from aisfs.core.names.listing import Listed, Listing, Refusal, child_key
 from aisfs.errors import ConfigError
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.system import locks

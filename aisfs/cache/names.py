@@ -19,7 +19,7 @@ import msgspec
 import trio
 from cachetools import LRUCache, TTLCache
 
-from aisfs.core.namespace.listing import Listed, Listing
+from aisfs.core.names.listing import Listed, Listing
 from aisfs.errors import Unavailable, untraced
 from aisfs.model import Bucket
 from aisfs.system.locks import Rank, ranked_lock

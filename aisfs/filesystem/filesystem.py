@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from aisfs.cache.names import DirectoryId
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
-from aisfs.core.namespace.keys import NAME_MAX
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.names.inodes import ROOT, directory_number, member_number, split_member
+from aisfs.core.names.listing import NAME_MAX
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.listing.overlay import Overlay

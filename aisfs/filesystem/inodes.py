@@ -11,8 +11,8 @@ from itertools import count as counter
 from msgspec import structs
 
 from aisfs.cache.names import DirectoryId
-from aisfs.core.namespace.inodes import ROOT, InodeTable, directory_number
-from aisfs.core.namespace.keys import bucket_name, entry_name
+from aisfs.core.names.inodes import ROOT, InodeTable, directory_number
+from aisfs.core.names.listing import bucket_name, entry_name
 from aisfs.core.staged.posix_metadata import with_type
 from aisfs.errors import Stale
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aisfs.cache.names import WOULD_WAIT, WouldWait
-from aisfs.core.namespace.inodes import slot_of, split_member
-from aisfs.core.namespace.keys import NAME_MAX
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.names.inodes import slot_of, split_member
+from aisfs.core.names.listing import NAME_MAX
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.fetch.part import Data, Received
 from aisfs.engine.read.open_member import MemberReads
 from aisfs.engine.read.reader import Reader

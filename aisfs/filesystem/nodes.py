@@ -7,7 +7,7 @@ from typing import assert_never
 
 import msgspec
 
-from aisfs.core.synthetic.tar import VirtualShard
+from aisfs.core.views.shuffled_tar import VirtualShard
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.open_member import MemberReads
 from aisfs.engine.read.reader import Reader

@@ -5,9 +5,9 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 
-from aisfs.core.archive.formats import Form
-from aisfs.core.namespace.inodes import ROOT, split_member
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.names.formats import Form
+from aisfs.core.names.inodes import ROOT, split_member
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.read.cache_coverage import CacheCoverage
 from aisfs.errors import AisfsError, NoSuchAttribute, NotPermitted
 from aisfs.filesystem.filesystem import FileSystem

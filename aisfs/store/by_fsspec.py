@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from aisfs.core.namespace.urls import has_no_path
+from aisfs.core.names.urls import has_no_path
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

@@ -14,7 +14,7 @@ from typing import TypeVar
 import trio
 from msgspec import structs
 
-from aisfs.core.namespace.keys import check_new_bucket, check_new_key
+from aisfs.core.names.listing import check_new_bucket, check_new_key
 from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from aisfs.core.namespace.listing import ListingBounds
+from aisfs.core.names.listing import ListingBounds
 from aisfs.errors import BucketNotFound, NotFound
 from aisfs.model import Bucket, Page
 from aisfs.store.port import ObjectStore

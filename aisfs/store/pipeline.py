@@ -33,7 +33,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
-from aisfs.core.policy.bandwidth import TokenBucket
+from aisfs.core.policy.link import TokenBucket
 from aisfs.errors import (
     AisfsError,
     AlreadyExists,

@@ -243,7 +243,7 @@ class WritableStore(ObjectStore, Protocol):
     an upload with `only_new` or `replaces` overwrite what is there; the last one to end wins.
 
     Names are checked before anything is sent: `InvalidName` or `NameTooLong` for one that a store
-    refuses or would never list (`aisfs.core.namespace.keys.check_new_key`). Where a store keeps objects
+    refuses or would never list (`aisfs.core.names.listing.check_new_key`). Where a store keeps objects
     as files, `IsADirectory` means that other keys begin with `key/`, and `NotADirectory` that a
     part of the key's path is an object. `OutOfSpace`, `AccessDenied` and `BucketNotFound` may
     come from any call.
@@ -254,7 +254,7 @@ class WritableStore(ObjectStore, Protocol):
     """
 
     async def create_bucket(self, bucket: Bucket) -> None:
-        """Make an empty bucket; `aisfs.core.namespace.keys.check_new_bucket` checks its name before.
+        """Make an empty bucket; `aisfs.core.names.listing.check_new_bucket` checks its name before.
 
         Raises:
             AlreadyExists: it is there. After `Unavailable` it may be there, too.

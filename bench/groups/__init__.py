@@ -49,7 +49,7 @@ GROUPS = [
         "indexing",
         "Opening a tar of 1 KB members",
         indexing.run,
-        ("aisfs.core.tar.scanner", "ratarmountcore.mountsource.formats.tar"),
+        ("aisfs.core.archive.tar_scanner", "ratarmountcore.mountsource.formats.tar"),
     ),
     Group("bystanders", "What other requests wait while a shard is scanned", bystanders.run),
     Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),

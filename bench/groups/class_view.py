@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import ScanRules, encode_published
-from aisfs.core.namespace.index_places import place_in
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.index.published import LabelColumn, ScanRules, encode_published
+from aisfs.core.names.listing import place_in
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.engine.read.indexer import saved_as
 from aisfs.model import Bucket, ObjectInfo

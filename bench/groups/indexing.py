@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.tar.scanner import TarScanner
 from bench.data import write_tar
 from bench.engine import Contender, Reading, Row, measure, timed
 from bench.processes import NotMeasured

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.cache.files import ListingCache
-from aisfs.core.namespace.keys import Refusal, child_key
-from aisfs.core.namespace.listing import Listing
+from aisfs.core.names.listing import Listing, Refusal, child_key
 from aisfs.model import Bucket, ObjectInfo
 
 BUCKET = Bucket("b")

@@ -4,7 +4,7 @@ import pytest
 
 from aisfs.app import memory, services
 from aisfs.cache import format, maintenance, names, resident
-from aisfs.core.policy import readahead, scan_pace
+from aisfs.core.policy import shard_readers
 from aisfs.core.views import samples
 from aisfs.engine.fetch import buffers, fetcher, retained_parts
 from aisfs.engine.read import header_scan
@@ -23,19 +23,19 @@ TOLD = [
     (f"Each {format.STEP >> 10} KiB have a checksum", True),
     (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
     (f"the last {resident._BATCH_BYTES // MIB} MiB of what", maintenance.SYNC_SECONDS == 1),
-    (f"a window of {readahead.START_WINDOW // MIB} MiB ahead", True),
-    (f"{readahead.LARGE_START // MIB} MiB if its first read is", True),
-    (f"is of {readahead.LARGE_READ >> 10} KiB or more", True),
-    (f"up to {readahead.NEAR_WINDOW // MIB} MiB or", fetcher.HIGH_LATENCY_SECONDS == 0.02),
-    (f"Up to {readahead.MAX_STREAMS} readers of one object", True),
-    (f"up to {readahead.FORWARD // MIB} MiB forward", True),
-    (f"or {readahead.BACKWARD // MIB} MiB back", True),
+    (f"a window of {shard_readers.START_WINDOW // MIB} MiB ahead", True),
+    (f"{shard_readers.LARGE_START // MIB} MiB if its first read is", True),
+    (f"is of {shard_readers.LARGE_READ >> 10} KiB or more", True),
+    (f"up to {shard_readers.NEAR_WINDOW // MIB} MiB or", fetcher.HIGH_LATENCY_SECONDS == 0.02),
+    (f"Up to {shard_readers.MAX_STREAMS} readers of one object", True),
+    (f"up to {shard_readers.FORWARD // MIB} MiB forward", True),
+    (f"or {shard_readers.BACKWARD // MIB} MiB back", True),
     (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
-    ("nine tenths of the disk cache", scan_pace.FITS == 0.9),
+    ("nine tenths of the disk cache", shard_readers.FITS == 0.9),
     ("a quarter of the disk cache", services.PREFETCH_SHARE == 4),
     (f"`read_ahead_kb` is raised to {kernel_settings.READ_AHEAD_KB}", True),
     (f"`max_background` to {kernel_settings.MAX_BACKGROUND}", True),
-    (f"begin with {scan_pace.GLANCE_MIN >> 10} to {scan_pace.GLANCE_MAX >> 10} KiB", True),
+    (f"begin with {shard_readers.GLANCE_MIN >> 10} to {shard_readers.GLANCE_MAX >> 10} KiB", True),
     (f"up to {header_scan.WALKS} shards at once", True),
     (f"{header_scan.STREAMS} shards are streamed at once", True),
     (f"for {retained_parts.SCANNED_SECONDS / 60:.0f} minutes", True),

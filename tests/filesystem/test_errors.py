@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from aisfs import errors
-from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
+from aisfs.core.names.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,

@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.settings import Shards
 from tests.filesystem import operations as ops
 from tests.filesystem.model import Folder, Member, State, expected_tree, raw, tar_of, walk

@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.errors import NameTooLong, NotFound, Stale
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.errors import AisfsError, NotFound, Stale
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
 from aisfs.settings import Shards

@@ -7,7 +7,7 @@ from itertools import islice
 import trio
 
 from aisfs.cache.names import MetadataCache
-from aisfs.core.namespace.inodes import ROOT, split_member
+from aisfs.core.names.inodes import ROOT, split_member
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aisfs.cli.exits import Exit
-from aisfs.core.namespace.index_places import published_key
+from aisfs.core.names.listing import published_key
 from tests.mount.content import fill, put
 from tests.mount.datasets import encode, sample, tree
 from tests.support.archives import make

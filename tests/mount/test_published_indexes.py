@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from aisfs.core.index.published import ScanRules, encode_published
-from aisfs.core.namespace.index_places import published_key
+from aisfs.core.names.listing import published_key
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.model import ObjectInfo
 from tests.mount.content import put

@@ -20,7 +20,7 @@ import pytest
 import requests
 
 from aisfs.core.index.published import ScanRules, decode_published
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
+from aisfs.core.names.listing import INDEX_DIRECTORY
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.model import ObjectInfo
 from tests.support.mounts import finish

@@ -6,19 +6,19 @@ from functools import wraps
 import pytest
 import requests
 
-from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.archive.zip import ZipScanner
+from aisfs.core.index.builder import MAX_NESTING
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.nested_tars import MAX_NESTING
 from aisfs.core.index.published import (
+    LabelColumn,
     ScanRules,
     decode_published,
     encode_published,
 )
-from aisfs.core.namespace.index_places import published_key
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.names.listing import published_key
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelRule
-from aisfs.core.zip.directory import ZipScanner
 from aisfs.model import ObjectInfo
 
 SCAN = ScanRules(nesting=MAX_NESTING)

@@ -20,7 +20,7 @@ from aisfs.ais.protocol.requests import (
     with_custom,
 )
 from aisfs.core.checksums import is_known
-from aisfs.core.namespace.keys import odd_component
+from aisfs.core.names.listing import odd_component
 from aisfs.errors import ProtocolError
 from aisfs.http.exchange import Reply
 from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
-from aisfs.core.policy.bandwidth import TokenBucket
+from aisfs.core.policy.link import TokenBucket
 from aisfs.system.locks import Rank, ranked_lock
 
 _LOOK_SECONDS = 0.1

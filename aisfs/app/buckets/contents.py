@@ -15,20 +15,13 @@ from itertools import groupby
 from aisfs.app.buckets.places import Place
 from aisfs.app.plan import check_endpoint, load
 from aisfs.app.source import OpenSource, open_source
-from aisfs.core.namespace.keys import (
-    Refusal,
-    entry_name,
-    is_shard,
-    odd_component,
-    refusal,
-)
-from aisfs.core.namespace.listing import UNLISTED
-from aisfs.core.namespace.patterns import GlobPattern
-from aisfs.core.namespace.sources import (
+from aisfs.core.names.listing import UNLISTED, Refusal, entry_name, is_shard, odd_component, refusal
+from aisfs.core.names.sources import (
     BucketSource,
     DatasetSource,
     DirectorySource,
     Everything,
+    GlobPattern,
     ShardPattern,
     SourceArg,
 )

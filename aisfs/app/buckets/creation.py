@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from aisfs.app.plan import load_cluster
 from aisfs.app.source import open_source
-from aisfs.core.namespace.keys import check_new_bucket
-from aisfs.core.namespace.sources import BucketSource, Everything, parse_source
+from aisfs.core.names.listing import check_new_bucket
+from aisfs.core.names.sources import BucketSource, Everything, parse_source
 from aisfs.errors import AlreadyExists, ConfigError, InvalidName, Unsupported
 from aisfs.model import Bucket
 

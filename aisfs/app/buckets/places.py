@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aisfs.app.plan import existing, may_be_directory, read_lists, read_shards
-from aisfs.core.namespace.sources import (
+from aisfs.core.names.sources import (
     BucketSource,
     DatasetSource,
     DirectorySource,

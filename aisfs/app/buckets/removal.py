@@ -12,7 +12,7 @@ from aisfs.app.plan import load_cluster
 from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.source import OpenSource, open_source
 from aisfs.app.stores import as_served, refuse_read_only
-from aisfs.core.namespace.sources import DatasetSource, Everything, ShardPattern
+from aisfs.core.names.sources import DatasetSource, Everything, ShardPattern
 from aisfs.errors import ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.at_once import each

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from aisfs.core.namespace.reach import GRANTABLE, Reach
-from aisfs.core.namespace.urls import split_url
+from aisfs.core.names.reach import GRANTABLE, Reach
+from aisfs.core.names.urls import split_url
 from aisfs.errors import ConfigError
 
 SCHEMES = GRANTABLE

@@ -19,8 +19,8 @@ from aisfs.ais.client import AISClient
 from aisfs.app.buckets.removal import remove
 from aisfs.app.csi.failures import Code, VolumeError
 from aisfs.app.csi.volumes import TOKEN, parse_settings
-from aisfs.core.namespace.keys import INDEX_DIRECTORY, check_new_bucket
-from aisfs.core.namespace.sources import BucketSource, parse_source
+from aisfs.core.names.listing import INDEX_DIRECTORY, check_new_bucket
+from aisfs.core.names.sources import BucketSource, parse_source
 from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,

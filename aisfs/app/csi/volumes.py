@@ -19,9 +19,9 @@ from aisfs.app.csi import identity
 from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, TOKENS, Cloud
 from aisfs.app.csi.permitted import NOTHING_MORE, Permitted
 from aisfs.app.plan import SourcePlan
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source
-from aisfs.core.namespace.urls import split_url
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.sources import BucketSource, DatasetSource, parse_source
+from aisfs.core.names.urls import split_url
 from aisfs.core.views.spec import LabelSource
 from aisfs.errors import ConfigError
 from aisfs.settings import ClusterSettings

@@ -19,7 +19,7 @@ from aisfs.ais.transport.auth import Credentials
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.app.plan import is_local
 from aisfs.app.source import open_source
-from aisfs.core.namespace.sources import Everything, Source
+from aisfs.core.names.sources import Everything, Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
 from aisfs.settings import ClusterSettings
 

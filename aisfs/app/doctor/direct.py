@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.app.source import open_source
-from aisfs.core.namespace.sources import Source
+from aisfs.core.names.sources import Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, NotFound, Unavailable
 from aisfs.settings import ClusterSettings, fields
 

@@ -16,7 +16,7 @@ from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
 from aisfs.app.jobs.connection import Cluster, open_cluster
 from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_shards
 from aisfs.app.jobs.watch import Display, run_to_end
-from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.names.sources import DatasetSource
 from aisfs.errors import AlreadyExists, BucketNotFound, Unsupported
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.at_once import each

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aisfs.app.listing import list_shards
 from aisfs.app.plan import read_shards
-from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import ShardSet
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo

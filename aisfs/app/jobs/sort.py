@@ -18,8 +18,8 @@ from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_sha
 from aisfs.app.jobs.watch import Display, Ended, run_to_end
 from aisfs.app.pack import parse_shards, shards_there
 from aisfs.app.plan import existing
-from aisfs.core.namespace.sources import BucketSource, DatasetSource
-from aisfs.core.synthetic.packing import ShardNames
+from aisfs.core.names.sources import BucketSource, DatasetSource
+from aisfs.core.views.shuffled_tar import ShardNames
 from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,

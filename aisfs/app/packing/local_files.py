@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
-from aisfs.core.namespace.sources import DirectorySource
-from aisfs.core.synthetic.packing import File, ShardNames
+from aisfs.core.names.sources import DirectorySource
+from aisfs.core.views.shuffled_tar import File, ShardNames
 from aisfs.errors import ContentUnreadable, SourceMissing
 from aisfs.store.local.links import Links
 

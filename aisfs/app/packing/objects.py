@@ -16,9 +16,9 @@ from aisfs.app.buckets.contents import list_place
 from aisfs.app.buckets.places import find_place
 from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
 from aisfs.app.source import open_source
-from aisfs.core.namespace.keys import path_of
-from aisfs.core.namespace.sources import BucketSource, Everything, Source
-from aisfs.core.synthetic.packing import File, ShardNames
+from aisfs.core.names.listing import path_of
+from aisfs.core.names.sources import BucketSource, Everything, Source
+from aisfs.core.views.shuffled_tar import File, ShardNames
 from aisfs.errors import AisfsError, ConfigError, ContentUnreadable
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import ClusterSettings

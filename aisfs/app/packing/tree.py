@@ -7,11 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from aisfs.core.namespace.index_places import shard_of_published
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
-from aisfs.core.namespace.sources import BucketSource, DirectorySource
-from aisfs.core.synthetic.packing import File, ShardNames
+from aisfs.core.names.listing import INDEX_DIRECTORY, shard_of_published
+from aisfs.core.names.sources import EVERY_KEY, BucketSource, DirectorySource, KeyFilter
+from aisfs.core.views.shuffled_tar import File, ShardNames
 
 Place = BucketSource | DirectorySource
 """Where shards are written to."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import trio
 
 from aisfs.app.publishing.plan import LIST_NAME, Export, Format
-from aisfs.core.index.exports import DALI_SUFFIX, dali_index, wids_samples
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.namespace.keys import is_plain_tar, shard_stem
-from aisfs.core.namespace.shard_lists import ListedShard, encode_shard_list
+from aisfs.core.index.published import DALI_SUFFIX, dali_index, wids_samples
+from aisfs.core.names.listing import is_plain_tar, shard_stem
+from aisfs.core.names.sources import ListedShard, encode_shard_list
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import ConfigError, Unsupported
 from aisfs.store.content import BytesContent

@@ -14,10 +14,8 @@ from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.publishing.published import Shelf, explained, put
 from aisfs.app.source import open_source
 from aisfs.core.index.published import decode_published, encode_published
-from aisfs.core.namespace.index_places import IndexPlace, published_key, shard_of_published
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
-from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
-from aisfs.core.namespace.sources import DatasetSource, ShardPattern
+from aisfs.core.names.listing import INDEX_DIRECTORY, IndexPlace, published_key, shard_of_published
+from aisfs.core.names.sources import DatasetSource, GlobPattern, KeyFilter, ShardPattern
 from aisfs.engine.dataset.shard_set import read_shard_list
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (

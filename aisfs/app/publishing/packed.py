@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import trio
 
 from aisfs.app.publishing.published import Shelf, find_published, publish
-from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.archive.tar import BLOCK
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import PublishedIndex, ScanRules
-from aisfs.core.tar.header import BLOCK
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.index.published import LabelColumn, PublishedIndex, ScanRules
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelRule
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.read.indexer import saved_as

@@ -8,17 +8,16 @@ from functools import partial
 
 import trio
 
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import (
+    LabelColumn,
     PublishedIndex,
     ScanRules,
     decode_published,
     encode_published,
     most_bytes,
 )
-from aisfs.core.namespace.index_places import IndexPlace
-from aisfs.core.namespace.keys import is_shard
+from aisfs.core.names.listing import IndexPlace, is_shard
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (

@@ -12,14 +12,13 @@ from aisfs.app.publishing.exports import Exporter, common_directory, make_direct
 from aisfs.app.publishing.plan import IndexPlan
 from aisfs.app.publishing.published import Shelf, find_published, publish
 from aisfs.app.services import Services, open_services
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import PublishedIndex
-from aisfs.core.namespace.sources import DatasetSource
-from aisfs.core.views.directory_tree import without_folders
-from aisfs.core.views.labels import label_rows
+from aisfs.core.index.published import LabelColumn, PublishedIndex
+from aisfs.core.names.sources import DatasetSource
+from aisfs.core.views.sample_views import label_rows
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.core.views.summary import shown
+from aisfs.core.views.tree import without_folders
 from aisfs.engine.dataset.shard_set import Shard, find_shards
 from aisfs.engine.read.indexer import saved_as
 from aisfs.errors import (

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from aisfs.app.display.progress import transfer_columns
-from aisfs.core.namespace.keys import (
+from aisfs.core.names.listing import (
     SHARD_BYTES_SUFFIX,
     SHARD_DIRECTORY_SUFFIX,
     is_shard,

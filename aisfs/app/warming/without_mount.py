@@ -17,7 +17,7 @@ from aisfs.app.plan import SourcePlan, load, load_cluster
 from aisfs.app.services import Services, open_services
 from aisfs.app.source import OpenSource
 from aisfs.app.warming.through_mount import Summary, columns
-from aisfs.core.namespace.sources import Everything
+from aisfs.core.names.sources import Everything
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import CacheSettings, TreeSettings

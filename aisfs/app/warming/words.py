@@ -7,8 +7,14 @@ from pathlib import Path
 from aisfs.app.buckets.places import Place, find_place
 from aisfs.app.plan import is_local, read_shards
 from aisfs.app.warming.through_mount import is_in_mount
-from aisfs.core.namespace.patterns import GlobPattern, is_pattern
-from aisfs.core.namespace.sources import LIST_SUFFIX, DatasetSource, ShardPattern, SourceArg
+from aisfs.core.names.sources import (
+    LIST_SUFFIX,
+    DatasetSource,
+    GlobPattern,
+    ShardPattern,
+    SourceArg,
+    is_pattern,
+)
 from aisfs.errors import ConfigError, SourceMissing
 
 

@@ -10,7 +10,7 @@ import trio
 from aisfs.app.source import connect
 from aisfs.app.stores import origin_of_store
 from aisfs.core.checksums import is_known
-from aisfs.core.namespace.sources import BucketSource, DirectorySource, Everything, Source
+from aisfs.core.names.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender

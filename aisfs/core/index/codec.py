@@ -32,13 +32,14 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from aisfs.core.archive.formats import Form
 from aisfs.core.index.columns import MemberColumns
-from aisfs.core.index.integer_codec import (
+from aisfs.core.index.member_index import MAX_ROWS, MemberIndex
+from aisfs.core.index.zip_columns import (
     LEVEL,
     SAMPLE,
     TURN,
     Numbers,
+    Packing,
     Planes,
     array_in_turns,
     array_of,
@@ -53,8 +54,7 @@ from aisfs.core.index.integer_codec import (
     turns,
     write_numbers,
 )
-from aisfs.core.index.member_index import MAX_ROWS, MemberIndex
-from aisfs.core.index.zip_columns import Packing
+from aisfs.core.names.formats import Form
 
 MAX_INFLATED = 1 << 30
 """Longest inflated form: over 20 million members with usual names, more than a scan accepts."""

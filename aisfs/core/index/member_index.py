@@ -12,10 +12,9 @@ Members that are no rows are counted in `skipped`; problems of the tar are in `w
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
-from aisfs.core.archive.formats import Form
-from aisfs.core.index.columns import KIND_BITS, OPENED, MemberColumns
-from aisfs.core.index.links import HARDLINK, SYMLINK
+from aisfs.core.index.columns import HARDLINK, KIND_BITS, OPENED, SYMLINK, MemberColumns
 from aisfs.core.index.zip_columns import Packing, Stored, expected_length
+from aisfs.core.names.formats import Form
 from aisfs.errors import ShardDamaged
 from aisfs.model import ByteRange
 
@@ -129,7 +128,7 @@ class MemberIndex:
         return bool(self.columns.flags[row] & TRUNCATED)
 
     def sparse(self, row: int) -> bool:
-        """Return whether the content is stored without its holes, to be read with `core.tar.sparse`."""
+        """Return whether the content is stored without its holes, to be read with `core.archive.tar`."""
         return bool(self.columns.flags[row] & SPARSE)
 
     def opened(self, row: int) -> bool:

@@ -11,6 +11,25 @@ docs/FORMATS.md describes every byte. Invariants:
 - an index is input, not truth: what is returned passed `plausible`, so a scan could have found it;
 - memory taken stays in proportion to the bytes given and the size of the shard;
 - equal input gives equal bytes (with the same zlib).
+
+What other programs want to know of a shard, from its member index.
+
+- DALI's `wds2idx` writes an index of each plain tar: a line of text for each sample, which names,
+  for each component, its extension, the offset and size of its data, and its name.
+- wids (webdataset's random access) wants the number of samples of each shard.
+
+Both go through regular files in the order of the tar, and begin a sample where the key changes.
+
+The labels of a shard's members as a column, stored beside its index.
+
+Checks that the rows of an index can be those that a scan finds in a shard of that size.
+
+An index from elsewhere may say anything. What passes here is as safe to use as a scan of an unknown
+shard: names are paths, links stay inside, data lies in the shard, and members of a tar do not overlap.
+That the shard really has these members is not known; reading them shows it.
+
+The rows of usual shards are checked by operations on whole columns, `TURN` rows at a time; only rows
+of rare kinds are looked at one by one.
 """
 
 import os
@@ -18,34 +37,432 @@ import re
 import struct
 import zlib
 from array import array
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
+from itertools import compress, groupby, islice
 from operator import lt
 from typing import Annotated
 
 import msgspec
 
-from aisfs.core.archive.formats import Form
-from aisfs.core.index.codec import DamagedIndex, Limits, decode, encode, inflated
-from aisfs.core.index.columns import KIND_BITS
-from aisfs.core.index.integer_codec import (
+from aisfs.core.index.builder import MAX_NESTING, MAX_REASONS, MAX_WARNINGS, NestedTars
+from aisfs.core.index.codec import MAX_INFLATED, DamagedIndex, Limits, decode, encode, inflated
+from aisfs.core.index.columns import (
+    KIND_BITS,
+    MAX_DEPTH,
+    OPENED,
+    HiddenName,
+    MemberColumns,
+    all_tidy,
+    normalise,
+)
+from aisfs.core.index.member_index import (
+    EXECUTABLE,
+    MAX_ROWS,
+    SPARSE,
+    TRUNCATED,
+    MemberIndex,
+    MemberKind,
+)
+from aisfs.core.index.regular_names import regular_names
+from aisfs.core.index.zip_columns import (
+    LOCAL_HEADER,
     TURN,
     Numbers,
     Planes,
     array_in_turns,
+    array_of,
+    extremes,
+    lanes_of,
+    little_endian,
+    ones_of,
     progression,
     read_numbers,
     turns,
     write_numbers,
 )
-from aisfs.core.index.label_column import CONTENT_MAX, LabelColumn
-from aisfs.core.index.member_index import MAX_ROWS, MemberIndex, MemberKind
-from aisfs.core.index.nested_tars import MAX_NESTING, NestedTars
-from aisfs.core.index.plausible import Implausible, check_content, check_count, check_index
-from aisfs.errors import IndexOutdated, IndexRefused
+from aisfs.core.names.formats import METHODS, STORED, Form
+from aisfs.errors import IndexOutdated, IndexRefused, Unsupported
 from aisfs.model import ObjectInfo
+
+CONTENT_MAX = 1 << 20
+"""Most bytes of a member that is read for a label; a caption or its JSON has a thousand."""
+_LABELS_MAGIC = b"AISL\1"
+_CHECK = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelColumn:
+    """The labels of some members of one shard."""
+
+    rows: "array[int]"
+    """Ascending."""
+    ids: "array[int]"
+    """The label of each row, as a position in `table`."""
+    table: list[bytes]
+    """Each label once."""
+
+    def by_row(self) -> dict[int, bytes]:
+        """Return the label of each row."""
+        return {row: self.table[i] for row, i in zip(self.rows, self.ids, strict=True)}
+
+    def find(self, row: int) -> bytes | None:
+        """Return the label of a row; None if it has none."""
+        at = bisect_left(self.rows, row)
+        there = at < len(self.rows) and self.rows[at] == row
+        return self.table[self.ids[at]] if there else None
+
+    def encode(self) -> bytes:
+        """Return the column as bytes.
+
+        Raises:
+            ValueError: it is too large to be stored.
+        """
+        parts = [*map(little_endian, (self.rows, self.ids)), self.table]
+        raw = msgspec.msgpack.encode(parts)
+        if len(raw) > MAX_INFLATED:
+            raise ValueError(f"{len(raw)} bytes of labels are too many")
+        rest = zlib.compress(raw, 1)
+        return _LABELS_MAGIC + _CHECK.pack(zlib.crc32(rest)) + rest
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, index: MemberIndex) -> "LabelColumn":
+        """Return the column that `encode` encoded.
+
+        Raises:
+            DamagedIndex: these bytes are not the labels of `index`.
+        """
+        start = len(_LABELS_MAGIC) + _CHECK.size
+        head, rest = bytes(data[:start]), data[start:]
+        if len(head) < start or head != _LABELS_MAGIC + _CHECK.pack(zlib.crc32(rest)):
+            raise DamagedIndex("the checksum of the labels does not hold")
+        try:
+            raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
+            rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
+            column = cls(array_of("I", rows), array_of("I", ids), table)
+        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+            raise DamagedIndex(f"the labels make no sense: {error}") from None
+        fits = len(column.rows) == len(column.ids)
+        if not fits or max(column.rows, default=-1) >= len(index):
+            raise DamagedIndex("the labels belong to another shard")
+        if max(column.ids, default=-1) >= len(table):
+            raise DamagedIndex("the labels are not all there")
+        return column
+
+
+MAX_TEXT = 4096
+"""Most bytes of one of them; a scan shows 200 of a name."""
+
+TAR_ROW = 256
+"""Least bytes of a tar for each row: a header, but a tar inside it has a row for its folder too."""
+_ZIP_ROW = 46
+_ROWS_FREE = 256
+"""Rows that any index may have; more need bytes."""
+_ROWS_A_BYTE = 64
+"""Most members for a byte of the index; equal ones need 1/20 of a byte each."""
+_ROWS_A_COMPRESSED_BYTE = 2
+"""Most members for a byte of a compressed shard: empty ones that are numbered take 1.3 bytes each in xz."""
+_CONTENT_FREE = 1 << 20
+_EXPANSION = {Form.TAR_GZ: 1032, Form.TAR_LZ4: 256}
+"""Longest content of a compressed shard, in lengths of the shard: what deflate and lz4 can reach."""
+_MOST_EXPANSION = 1 << 16
+"""That of others, which have no end: bzip2 reaches 45,000 with zeros, zstd 33,000."""
+_REASONS_FREE = 8
+"""Reasons that are counted without a limit, when all rows are there."""
+
+_BLOCK = 512
+_MAX_SIZE = 2**63 - 1
+_KNOWN_FLAGS = KIND_BITS | EXECUTABLE | SPARSE | TRUNCATED | OPENED
+_PLAIN = bytes(kind | mode for kind in (0, MemberKind.DIRECTORY) for mode in (0, EXECUTABLE))
+"""Flags of rows that can be checked in bulk."""
+_IS_DIRECTORY = bytes(flags & KIND_BITS == MemberKind.DIRECTORY for flags in range(256))
+_OF_ZIPS = bytes(sorted({*_PLAIN, TRUNCATED, TRUNCATED | EXECUTABLE}))
+_FILE, _DIRECTORY = int(MemberKind.FILE), int(MemberKind.DIRECTORY)
+_SYMLINK, _HARDLINK = int(MemberKind.SYMLINK), int(MemberKind.HARDLINK)
+
+
+class Implausible(ValueError):
+    """No scan finds this."""
+
+
+def check_count(rows: int, form: Form, encoded: int, size: int) -> None:
+    """Check the number of rows before anything of that size is made.
+
+    Args:
+        rows: Their number.
+        form: Of the shard.
+        encoded: Bytes in which they are described.
+        size: Of the shard.
+
+    Raises:
+        Implausible: so many cannot be in it.
+    """
+    most = _ROWS_FREE + _ROWS_A_BYTE * encoded
+    if form.compressed:
+        most = min(most, _ROWS_FREE + _ROWS_A_COMPRESSED_BYTE * size)
+    else:
+        most = min(most, size // (_ZIP_ROW if form is Form.ZIP else TAR_ROW))
+    if rows > most:
+        raise Implausible(f"{rows} members cannot be in the shard")
+
+
+def check_content(rows: int, form: Form, content: int, size: int) -> None:
+    """Check the length of what a compressed shard is when it is decompressed.
+
+    Raises:
+        Implausible: the shard cannot be that, or so many members cannot be in that.
+    """
+    if content > _CONTENT_FREE + _EXPANSION.get(form, _MOST_EXPANSION) * size:
+        raise Implausible(f"the shard cannot decompress to {content} bytes")
+    if rows > content // TAR_ROW:
+        raise Implausible(f"{rows} members cannot be in the shard")
+
+
+def check_index(index: MemberIndex) -> None:
+    """Check everything but how large the shard is.
+
+    Raises:
+        Implausible: no scan returns this index.
+    """
+    columns = index.columns
+    _check_texts(index)
+    _check_names(columns)
+    if columns.flags.translate(None, bytes(range(_KNOWN_FLAGS + 1))):
+        raise Implausible("a member has unknown flags")
+    if extremes(columns.mtimes)[0] < -_MAX_SIZE:
+        raise Implausible("a member has an impossible time")
+    if index.form is Form.ZIP:
+        _check_zip(index)
+    elif (
+        columns.flags.translate(None, _PLAIN)
+        or columns.targets
+        or columns.contents
+        or columns.stored_stops
+    ):
+        _RowByRow(index, index.names()).check()
+    else:
+        _check_plain(index)
+
+
+def _check_texts(index: MemberIndex) -> None:
+    if len(index.warnings) > MAX_WARNINGS or len(index.skipped) > MAX_REASONS + _REASONS_FREE:
+        raise Implausible("it has too many warnings")
+    for text in (*index.warnings, *index.skipped):
+        if len(text) > MAX_TEXT or not text.isprintable():
+            raise Implausible("a warning is not one line of text")
+    if not all(0 < count <= _MAX_SIZE for count in index.skipped.values()):
+        raise Implausible("impossible numbers of members are not shown")
+
+
+def _check_names(columns: MemberColumns) -> None:
+    regular = regular_names(columns)
+    if regular is not None and b"\0" not in regular.blob and regular.width <= MAX_DEPTH:
+        return  # short names, none of which begins with a dot
+    names = columns.all_names()
+    for start in range(0, len(names), TURN):
+        some = names[start : start + TURN]
+        if all_tidy(some):
+            continue
+        for row, name in enumerate(some, start):
+            try:
+                tidy = normalise(name) == name
+            except HiddenName:
+                tidy = False
+            folder = columns.flags[row] & (KIND_BITS | OPENED) == _DIRECTORY
+            if not tidy or not (name or folder):
+                raise Implausible(f"member {row} has an impossible name")
+
+
+# Tars ----------------------------------------------------------------------------------------
+
+
+def _check_plain(index: MemberIndex) -> None:
+    """Check files and directories of a tar, with all values of a column in the lanes of one integer."""
+    columns = index.columns
+    before = 0
+    for at in range(0, len(index), TURN):
+        part = slice(at, at + TURN)
+        offsets, sizes, leads = map(
+            lanes_of, (columns.offsets[part], columns.sizes[part], columns.leads[part])
+        )
+        flags = columns.flags[part]
+        rows = len(flags)
+        ones = ones_of(rows, 8)
+        tops = ones << 63
+        if (offsets | sizes) & tops or (stops := offsets + sizes) & tops:
+            raise Implausible("data lies behind the end of the shard")
+        earliest = (stops << 64 | before) & (1 << 64 * rows) - 1
+        earliest += leads * _BLOCK
+        if (
+            earliest & tops
+            # A lane keeps its top bit if nothing larger is subtracted from the rest of it.
+            or (offsets | tops) - earliest & tops != tops
+            or (leads | tops) - ones & tops != tops
+            or offsets & ones * (_BLOCK - 1)
+        ):
+            raise Implausible(f"data of members from {at} on overlaps")
+        folders = flags.translate(_IS_DIRECTORY)
+        if any(folders) and any(compress(columns.sizes[part], folders)):
+            raise Implausible("a directory has data")
+        before = stops >> 64 * (rows - 1)
+    if before > index.object_size:
+        raise Implausible("data lies behind the end of the shard")
+
+
+class _RowByRow:
+    """Checks a tar with links, sparse or truncated members, or tars inside."""
+
+    def __init__(self, index: MemberIndex, names: list[bytes]) -> None:
+        self._index = index
+        self._names = names
+        self._columns = index.columns
+        self._tars = NestedTars()
+        self._open: list[tuple[bytes, int, int]] = []
+        """Of each tar that the row lies in: prefix of names, where it ends, and where members
+        behind it may start."""
+        self._place = 0
+        """Where the next member may start."""
+
+    def check(self) -> None:
+        columns, names = self._columns, self._names
+        kinds = bytes(flags & KIND_BITS for flags in columns.flags)
+        for kind, rare in ((_SYMLINK, columns.targets), (_HARDLINK, columns.contents)):
+            if kinds.count(kind) != len(rare) or any(kinds[row] != kind for row in rare):
+                raise Implausible("not every link has a target")
+        holes = [row for row, flags in enumerate(columns.flags) if flags & SPARSE]
+        if holes != sorted(columns.stored_stops):
+            raise Implausible("the sizes of sparse members are missing")
+        folder = b""
+        for row, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+            self._leave(row, name)
+            is_folder = bool(kind == _DIRECTORY and columns.flags[row] & OPENED)
+            if is_folder is not bool(folder) or (is_folder and name != folder):
+                raise Implausible(f"member {row} is no folder of a tar in the shard")
+            folder = b""
+            if is_folder:
+                self._check_folder(row)
+            elif kind == _HARDLINK:
+                self._check_hardlink(row, kinds)
+            else:
+                folder = self._check_member(row, kind)
+        if folder:
+            raise Implausible("a tar in the shard has no folder")
+        self._leave(len(names), b"")
+        self._check_tree(kinds)
+
+    def _leave(self, row: int, name: bytes) -> None:
+        """Leave the tars that a member of this name is not in."""
+        while self._open and not name.startswith(self._open[-1][0]):
+            self._tars.end(row)
+            self._place = self._open.pop()[2]
+
+    @property
+    def _end(self) -> int:
+        """Where the tar ends that the row lies in."""
+        return self._open[-1][1] if self._open else self._index.object_size
+
+    def _stop(self, row: int) -> int:
+        """Return where the data of a file ends, which may be behind the end of its tar."""
+        columns = self._columns
+        stop = columns.stored_stops.get(row)
+        return columns.offsets[row] + columns.sizes[row] if stop is None else stop
+
+    def _check_folder(self, row: int) -> None:
+        """Check the folder of the tar in the row before, and enter it."""
+        columns, name = self._columns, self._names[row]
+        offset, stop = columns.offsets[row], self._stop(row - 1)
+        said = (offset, columns.leads[row], columns.sizes[row], columns.mtimes[row])
+        meant = (columns.offsets[row - 1], 0, 0, columns.mtimes[row - 1])
+        if said != meant or columns.flags[row] != _DIRECTORY | OPENED:
+            raise Implausible(f"member {row} is no folder of a tar in the shard")
+        self._open.append((name + b"/", min(stop, self._end), _padded(stop)))
+        if len(self._open) > MAX_NESTING:
+            raise Implausible("tars are in tars too deep")
+        self._place = offset
+
+    def _check_hardlink(self, row: int, kinds: bytes) -> None:
+        columns = self._columns
+        content = columns.contents[row]
+        alike = (columns.offsets, columns.leads, columns.sizes, columns.mtimes)
+        flags = columns.flags[content] & ~(KIND_BITS | OPENED) | _HARDLINK
+        if (
+            content >= row
+            or kinds[content] != _FILE
+            or columns.flags[row] != flags
+            or any(column[row] != column[content] for column in alike)
+            or columns.stored_stops.get(row) != columns.stored_stops.get(content)
+        ):
+            raise Implausible(f"member {row} is no link to another one")
+
+    def _check_member(self, row: int, kind: int) -> bytes:
+        """Check a member that has a place of its own; return the folder to come if it is opened."""
+        columns = self._columns
+        offset, flags, size = columns.offsets[row], columns.flags[row], columns.sizes[row]
+        lead = columns.leads[row]
+        if lead < 1 or offset - lead * _BLOCK < self._place or offset % _BLOCK:
+            raise Implausible(f"data of member {row} overlaps")
+        if offset > self._end or size > _MAX_SIZE:
+            raise Implausible("data lies behind the end of the shard")
+        self._place = offset
+        if kind != _FILE:
+            target = columns.targets.get(row)
+            if size != len(target or b"") or flags & (SPARSE | OPENED):
+                raise Implausible(f"member {row} is a link or directory with data")
+            return b""
+        stop = self._stop(row)
+        if stop < offset or (stop > self._end) is not bool(flags & TRUNCATED):
+            raise Implausible("data lies behind the end of the shard")
+        self._place = _padded(stop)
+        if not flags & OPENED:
+            return b""
+        name = self._names[row]
+        if flags & SPARSE or not NestedTars.opens(name) or stop - offset < _BLOCK:
+            raise Implausible(f"member {row} is no tar")
+        return self._tars.begin(row, name)
+
+    def _check_tree(self, kinds: bytes) -> None:
+        """Check what depends on all names: which tars have a folder, and where links lead."""
+        if not self._tars and not self._columns.targets:
+            return
+        if self._tars.settle(self._names).tars:
+            raise Implausible("a tar in the shard has no folder of its own")
+        # Hard links were checked already, and lie in the tree like files.
+        as_files = kinds.translate(bytes(0 if kind == _HARDLINK else kind for kind in range(256)))
+        found = self._tars.resolve_links(self._names, as_files, self._columns.targets)
+        if found.refused or found.targets != self._columns.targets:
+            raise Implausible("a link leads out of the shard, nowhere or in circles")
+
+
+def _padded(stop: int) -> int:
+    return stop + _BLOCK - 1 & -_BLOCK
+
+
+# Zips ----------------------------------------------------------------------------------------
+
+
+def _check_zip(index: MemberIndex) -> None:
+    columns, packing = index.columns, index.packing
+    assert packing is not None, "the codec has made sure"
+    rare = columns.targets or columns.contents or columns.stored_stops
+    if rare or columns.flags.translate(None, _OF_ZIPS) or any(map(max, turns(columns.leads))):
+        raise Implausible("a zip has members that zips do not have")
+    before = 0
+    rows = zip(columns.offsets, columns.sizes, packing.stored, columns.flags, packing.methods,
+               strict=True)  # fmt: skip
+    for offset, size, stored, flags, method in rows:
+        if not before <= offset <= _MAX_SIZE or max(size, stored) > _MAX_SIZE:
+            raise Implausible("the members of a zip are not in order")
+        before = offset
+        if flags & KIND_BITS:
+            if size or stored or method != STORED:
+                raise Implausible("a directory has data")
+        elif method not in METHODS or (
+            offset + LOCAL_HEADER + stored > index.object_size and not flags & TRUNCATED
+        ):
+            raise Implausible("data lies behind the end of the shard")
+
 
 SCAN_RULES = 3
 """To be raised when scans show members differently than before: older indexes are not used then."""
@@ -405,3 +822,83 @@ def _check_labelled(rows: "array[int]", index: MemberIndex) -> None:
             raise DamagedIndex("a label belongs to no file")
     if any(rows[at - 1] >= rows[at] for at in range(TURN, len(rows), TURN)):
         raise DamagedIndex("a label belongs to no member")
+
+
+DALI_SUFFIX = ".idx"
+"""Of the file beside a shard, in the place of the suffix of the shard."""
+_DALI_VERSION = re.compile(rb"v1\.([12]) ")
+_DIGITS_MAX = 20
+"""Of numbers in a DALI index; longer ones lie outside of any tar."""
+_BLANK = re.compile(rb"\s")
+_WIDS_NAME = re.compile(rb"((?:.*/)?.*?)\..*", re.DOTALL)
+
+
+def dali_index(index: MemberIndex) -> bytes:
+    """Return the index of a plain tar as DALI's `wds2idx` writes it.
+
+    Raises:
+        Unsupported: DALI cannot read such a shard, or its index cannot hold a name.
+    """
+    if index.form is not Form.TAR:
+        raise Unsupported("DALI reads plain tars only")
+    samples = [list(parts) for _, parts in groupby(_dali_parts(index), key=lambda part: part[0])]
+    if not samples:
+        raise Unsupported("DALI refuses a shard without samples")
+    lines = [b"v1.2 %d" % len(samples)]
+    for parts in samples:
+        for _, extension, _, _, name in parts:
+            if not extension or _BLANK.search(name):
+                raise Unsupported(f"DALI's index cannot hold the name {name!r}")
+        lines.append(b" ".join(b"%b %d %d %b" % part[1:] for part in parts))
+    return b"\n".join([*lines, b""])
+
+
+def dali_headers(text: bytes, size: int) -> list[int]:
+    """Return where a DALI index (v1.1 or v1.2) says that headers lie in a tar, in ascending order.
+
+    It is a hint: whatever it says that cannot be is left out.
+
+    Args:
+        text: The index; it may be of another tar, or anything.
+        size: Bytes of the tar.
+    """
+    first, *lines = text.split(b"\n")
+    if (version := _DALI_VERSION.match(first)) is None:
+        return []
+    words = 3 if version[1] == b"1" else 4  # v1.1 does not name the files
+    found = set[int]()
+    for line in lines:
+        for offset in line.split()[1::words]:
+            if offset.isdigit() and len(offset) < _DIGITS_MAX:
+                found.add(int(offset) - _BLOCK)
+    return sorted(at for at in found if 0 <= at < size and not at % _BLOCK)
+
+
+def _dali_parts(index: MemberIndex) -> Iterator[tuple[bytes, bytes, int, int, bytes]]:
+    """Yield key, extension, offset, size and name of each component, split as `wds2idx` does."""
+    for row, name in _files(index):
+        # Without a dot this is -1, and `wds2idx` cuts the last byte off the key.
+        dot = name.find(b".", name.rfind(b"/") + 1)
+        key, extension = name[:dot], name[dot + 1 :]
+        if key and not key.endswith(b"/"):
+            yield key, extension, index.data_range(row).start, index.size(row), name
+
+
+def wids_samples(index: MemberIndex) -> int:
+    """Return how many samples wids finds in a tar.
+
+    Raises:
+        Unsupported: wids cannot read such a shard.
+    """
+    if index.form is Form.ZIP:
+        raise Unsupported("webdataset reads no zips")
+    keys = (_WIDS_NAME.fullmatch(name) for _, name in _files(index))
+    return sum(1 for _ in groupby(match[1] for match in keys if match is not None))
+
+
+def _files(index: MemberIndex) -> Iterator[tuple[int, bytes]]:
+    """Yield row and name of the regular files, in the order of the tar."""
+    names = index.names()
+    rows = filter(index.plain, range(len(index)))
+    for row in sorted(rows, key=lambda row: index.data_range(row).start):
+        yield row, names[row]

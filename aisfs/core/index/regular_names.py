@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from aisfs.core.index.columns import MemberColumns
-from aisfs.core.index.integer_codec import progression
+from aisfs.core.index.zip_columns import progression
 
 RECORD_MAX = 64
 """Most names of one record that are looked for."""

@@ -10,26 +10,287 @@ A member read at random causes the rest of its sample to be pushed; some dozens 
 The pusher takes a batch of rows (`next`), stores them and reports the result (`settle`), so that a
 READ that overtakes a push is not taken for a dropped page. Not thread-safe; calls take microseconds,
 except `listed` with many rows.
+
+What is in the page cache is an estimate (`PageCacheMap`). The kernel drops pages silently; only a READ of a
+member that should be cached shows it. Then most likely everything of that age is gone, so the generation ends
+and all members count as absent. Each row has one byte: whether the kernel knows the inode, whether the row
+was pushed and not read since, and the generation in which it entered the page cache.
 """
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.policy.page_cache_map import PageCacheMap
-from aisfs.core.policy.push_window import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    PAGE,
-    WINDOW_BYTES,
-    WINDOW_FIRST,
-    WINDOW_MAX,
-    PushableRows,
-    PushCounts,
-    Stream,
-    footprint,
-)
 from aisfs.core.views.samples import sample_rows
+
+_KNOWN = 1
+_PUSHED = 2
+_STEP = 4
+"""One generation: the upper six bits of the byte count them; 0 is never."""
+_WITHOUT_KNOWN = bytes(value for value in range(256) if not value & _KNOWN)
+_WITH_KNOWN = bytes(value for value in range(256) if value & _KNOWN)
+_WITH_PUSHED = bytes(value for value in range(256) if value & _PUSHED)
+_LEARN = bytes(value | _KNOWN for value in range(256))
+_PASS = bytes(value & ~_PUSHED for value in range(256))
+_ONLY_KNOWN = bytes(value & _KNOWN for value in range(256))
+
+
+class PageCacheMap:
+    """The rows of one shard."""
+
+    def __init__(self, rows: int) -> None:
+        """Start with `rows` rows that are not cached."""
+        self._state = bytearray(rows)
+        self._age = _STEP
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    # inodes ----------------------------------------------------------------------------------
+
+    def know(self, rows: Sequence[int]) -> None:
+        """Record that the kernel knows the inodes of these rows."""
+        state = self._state
+        if isinstance(rows, range) and rows.step == 1:
+            state[rows.start : rows.stop] = state[rows.start : rows.stop].translate(_LEARN)
+        else:
+            for row in rows:
+                state[row] |= _KNOWN
+
+    def unknown(self, row: int) -> None:
+        """Record that the kernel does not know the inode of a row."""
+        self._state[row] &= ~_KNOWN
+
+    def known(self) -> int:
+        """Return how many rows have inodes that the kernel knows."""
+        return len(self._state.translate(None, _WITHOUT_KNOWN))
+
+    # pages -----------------------------------------------------------------------------------
+
+    def there(self, row: int) -> bool:
+        """Return whether the row should be in the page cache."""
+        return self._state[row] >= self._age
+
+    def absent(self, row: int) -> bool:
+        """Return whether the row can be pushed and is probably not in the page cache."""
+        state = self._state[row]
+        return state < self._age and bool(state & _KNOWN)
+
+    def all_absent(self, start: int, stop: int) -> bool:
+        """Return whether `absent` holds for all rows of a range."""
+        states = self._state[start:stop]
+        return max(states) < self._age and not states.translate(None, _WITH_KNOWN)
+
+    def read(self, row: int) -> bool:
+        """Record a READ, which caches the row; return whether it had been pushed."""
+        pushed = bool(self._state[row] & _PUSHED)
+        self._state[row] = _KNOWN | self._age
+        return pushed
+
+    def pushed(self, row: int) -> None:
+        """Record that a row was pushed."""
+        self._state[row] = _KNOWN | _PUSHED | self._age
+
+    def pushed_run(self, start: int, stop: int) -> bool:
+        """Record that a range of rows was pushed; return False, without effect, if one was cached."""
+        if max(self._state[start:stop]) >= self._age:
+            return False
+        self._state[start:stop] = bytes((_KNOWN | _PUSHED | self._age,)) * (stop - start)
+        return True
+
+    def take_pushed(self, start: int, stop: int) -> int:
+        """Return how many rows of a range were pushed and not read; they count as read from now on."""
+        rows = self._state[start:stop]
+        pushed = len(rows) - len(rows.translate(None, _WITH_PUSHED))
+        if pushed:
+            self._state[start:stop] = rows.translate(_PASS)
+        return pushed
+
+    def end_generation(self) -> None:
+        """Treat all rows as absent from the page cache."""
+        if self._age + _STEP > 255:
+            self._state = self._state.translate(_ONLY_KNOWN)
+            self._age = 0
+        self._age += _STEP
+
+
+WINDOW_FIRST = 8
+WINDOW_MAX = 512
+WINDOW_BYTES = 8 << 20
+"""Most bytes ahead of one reader: 2 ms of pushing small members, 4 ms of large ones."""
+PAGE = 4096
+BATCH_ROWS = 256
+BATCH_BYTES = 2 << 20
+"""Most rows and bytes of a batch: a millisecond of work."""
+RUN_LEAST = 64
+"""Rows that are worth a look at all of them at once; smaller windows are gone through row by row."""
+
+
+@dataclass(slots=True)
+class PushCounts:
+    """Counts of pushed members; the use of samples and whole shards is often unknown."""
+
+    pushed: int = 0
+    bytes: int = 0
+    used: int = 0
+    """An ordered reader passed them without a READ."""
+    wasted: int = 0
+    """They were READ anyway, or the stream ended before them."""
+
+
+def footprint(size: int) -> int:
+    """Return the bytes of page cache that a file of `size` bytes takes."""
+    return -(-size // PAGE) * PAGE
+
+
+class PushableRows:
+    """Which rows of a shard can be pushed and are probably not in the page cache."""
+
+    __slots__ = ("index", "pages")
+
+    def __init__(self, index: MemberIndex, pages: PageCacheMap) -> None:
+        self.index = index
+        self.pages = pages
+
+    def wanted(self, row: int) -> bool:
+        """Return whether to push a row."""
+        if not self.pages.absent(row):
+            return False
+        index = self.index
+        return index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
+
+    def all_small(self, start: int, stop: int) -> bool:
+        """Return whether all rows of a range are wanted, and take a page each."""
+        index = self.index
+        small = index.all_plain(start, stop) and index.sizes_within(start, stop, PAGE)
+        return small and self.pages.all_absent(start, stop)
+
+
+class Stream:
+    """One reader going through a shard."""
+
+    __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "bytes_max", "has_gaps", "marker",
+                 "misses", "pushed", "rows_left", "scanned", "seen", "stalled", "top", "wasted", "window")  # fmt: skip
+
+    def __init__(self, at: int, top: int, *, seen: bool = True) -> None:
+        """Begin after the row `top`."""
+        self.at = at
+        """The row that was read last, as far as READs show."""
+        self.top = top
+        """Rows up to here were pushed or skipped."""
+        self.window = 0
+        """Rows ahead of the reader; 0 until a second READ confirms that there is one."""
+        self.rows_left = 0
+        self.bytes_left = self.bytes_max = WINDOW_BYTES
+        self.seen = seen
+        """Whether there was a READ. Where there was only a listing, missing bytes are not waited for."""
+        self.scanned = False
+        """Whether the window is what a scan left in memory. What is missing there only a READ will bring."""
+        self.has_gaps = False
+        """Whether rows up to `top` were skipped because their bytes were missing."""
+        self.misses = 0
+        """How many batches in a row began with such a row."""
+        self.marker = -1
+        """The row left out in the middle of the window."""
+        self.stalled = False
+        """Whether the bytes of the next row are missing."""
+        self.ahead = self.behind_marker = 0
+        """Bytes pushed and not known to be read: in all, and after the marker."""
+        self.pushed = self.wasted = 0
+        """Rows of this window that were pushed, and that were pushed in vain."""
+
+    def open_window(self, rows: int, size: int = WINDOW_BYTES) -> None:
+        """Begin a window of so many rows behind `top`, and of at most `size` bytes."""
+        self.window = self.rows_left = rows
+        self.bytes_left = self.bytes_max = size
+
+    def skip(self, stored: int) -> int:
+        """Return how many rows to leave out, as the one behind those `stored` is missing.
+
+        More with each batch that brings nothing: what is missing lies together.
+        """
+        self.has_gaps = True
+        self.misses = 0 if stored else self.misses + 1
+        return min(1 << self.misses, BATCH_ROWS)
+
+    def put_back(self, rows: Sequence[int], cost: int) -> None:
+        """Put the last rows, of `cost` bytes, back into the window."""
+        self.rows_left += self.top - (rows[0] - 1)
+        self.bytes_left += cost
+        self.top = rows[0] - 1
+        if self.marker > self.top:
+            self.marker, self.behind_marker = -1, 0
+        elif self.marker >= 0:
+            self.behind_marker -= cost
+
+    @property
+    def pending(self) -> bool:
+        """Whether rows of the window are still to be pushed."""
+        return self.rows_left > 0 and self.bytes_left > 0 and not self.stalled
+
+    def advance(self, rows: int, cost: int) -> None:
+        """Go on by so many rows; of these `cost` bytes are to be pushed."""
+        self.top += rows
+        self.rows_left -= rows
+        self.bytes_left -= cost
+        if self.marker >= 0:
+            self.behind_marker += cost
+
+    def choose(self, rows: PushableRows, room: int) -> Sequence[int]:
+        """Return the next rows to push, a batch of at most `room` bytes."""
+        if count := self._small_ones(rows, room):
+            self.advance(count, count * PAGE)
+            return range(self.top - count + 1, self.top + 1)
+        batch: list[int] = []
+        taken = 0
+        wanted, size, end = rows.wanted, rows.index.size, len(rows.index)
+        marked = not self.window or self.marker >= 0
+        while self.pending and len(batch) < BATCH_ROWS and taken < BATCH_BYTES:
+            row = self.top + 1
+            if row >= end:
+                self.rows_left = 0
+                break
+            if wanted(row):
+                if not marked and self.at_middle:
+                    self.marker, marked = row, True
+                else:
+                    cost = footprint(size(row))
+                    if cost > self.bytes_left and self.bytes_left < self.bytes_max:
+                        self.bytes_left = 0
+                        break
+                    if taken + cost > room:
+                        break
+                    taken += cost
+                    batch.append(row)
+                    self.advance(1, cost)
+                    continue
+            self.advance(1, 0)
+        return batch
+
+    def _small_ones(self, rows: PushableRows, room: int) -> int:
+        """Return how many of the next rows to push as they are, as all of them are small."""
+        count = min(self.rows_left, BATCH_ROWS, min(self.bytes_left, room) // PAGE)
+        if self.window and self.marker < 0:
+            count = min(count, self.until_middle)
+        start = self.top + 1
+        count = min(count, len(rows.index) - start)
+        if self.stalled or count < RUN_LEAST:
+            return 0
+        return count if rows.all_small(start, start + count) else 0
+
+    @property
+    def until_middle(self) -> int:
+        """Return how many rows of a page each there are at least before the middle of the window."""
+        return min(
+            self.rows_left - self.window // 2, (self.bytes_left - self.bytes_max // 2) // PAGE
+        )
+
+    @property
+    def at_middle(self) -> bool:
+        """Return whether half of the window is pushed, which is where the marker belongs."""
+        return 2 * self.rows_left <= self.window or 2 * self.bytes_left <= self.bytes_max
+
 
 STREAMS = 8
 """Most readers distinguished in one shard."""

@@ -19,11 +19,10 @@ from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.component_finder import ComponentFinder
 from aisfs.core.views.merged import DUPLICATE
-from aisfs.core.views.samples import INCOMPLETE, SPLITS, Samples, split_name
+from aisfs.core.views.samples import INCOMPLETE, SPLITS, ComponentFinder, Samples, split_name
 from aisfs.core.views.spec import Component
-from aisfs.core.views.uniform import uniform_samples
+from aisfs.core.views.tree import uniform_samples
 from aisfs.settings import Join, KeyRule
 
 UNJOINED = "unjoined sample"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from aisfs.core.namespace.keys import refusal
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.names.listing import refusal
+from aisfs.core.names.sources import EVERY_KEY, KeyFilter
 from aisfs.errors import ConfigError
 from aisfs.settings import Join, KeyRule, View, ViewSettings
 

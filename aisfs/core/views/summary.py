@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.views.component_finder import ComponentFinder
-from aisfs.core.views.directory_tree import MembersView
-from aisfs.core.views.samples import sample_key
+from aisfs.core.views.samples import ComponentFinder, sample_key
 from aisfs.core.views.spec import ViewSpec
+from aisfs.core.views.tree import MembersView
 
 LABEL = b"cls"
 LABEL_MAX = 256

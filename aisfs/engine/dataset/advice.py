@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views import class_view, join
+from aisfs.core.views import join, sample_views
 from aisfs.core.views import samples as samples_of
 from aisfs.core.views.spec import ALL_PICTURES, PICTURES, Component, LabelSource, ViewSpec
 from aisfs.settings import View
 
 LOSSES = (
-    class_view.NO_IMAGE,
-    class_view.UNCLEAR_IMAGE,
-    class_view.NO_LABEL,
-    class_view.BAD_LABEL,
-    class_view.NO_CLASS,
+    sample_views.NO_IMAGE,
+    sample_views.UNCLEAR_IMAGE,
+    sample_views.NO_LABEL,
+    sample_views.BAD_LABEL,
+    sample_views.NO_CLASS,
     samples_of.INCOMPLETE,
     join.UNJOINED,
     samples_of.LINK,
@@ -85,23 +85,23 @@ def _explain(spec: ViewSpec, reason: str, number: int, found: Found) -> str:
     samples, have = ("sample", "has") if number == 1 else ("samples", "have")
     count = f"{number:,} {samples}"
     match reason:
-        case class_view.NO_IMAGE:
+        case sample_views.NO_IMAGE:
             wanted = "picture" if spec.all_images else _alternatives(spec.image)
             text = f"{count} {have} no {wanted}; {found.named()}"
             return text + _proposal("--image", _pictures(found))
-        case class_view.UNCLEAR_IMAGE:
+        case sample_views.UNCLEAR_IMAGE:
             ends = tuple(b"." + extension for extension in spec.image.extensions)
             several = [part for part in _pictures(found) if part.endswith(ends)][: TRIED - 1]
             several.append(ALL_PICTURES.encode())
             text = f"{count} {have} several parts that end in {_alternatives(spec.image)}"
             return f"{text}; {found.named()}" + _proposal("--image", several)
-        case class_view.NO_LABEL:
+        case sample_views.NO_LABEL:
             return f"{count} {_unlabelled(spec, have, found)}"
-        case class_view.BAD_LABEL:
+        case sample_views.BAD_LABEL:
             if spec.label.source is LabelSource.JSON:
                 return f"{count} {have} no text or integer at json:{spec.label.text}"
             return f"{count} {have} a label that is blank or cannot be the name of a directory"
-        case class_view.NO_CLASS:
+        case sample_views.NO_CLASS:
             return f"{count} {have} a label without a line in --classes"
         case samples_of.INCOMPLETE:
             wanted = ",".join(map(str, spec.require))

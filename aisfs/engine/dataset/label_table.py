@@ -9,9 +9,9 @@ from pathlib import Path
 
 import trio
 
-from aisfs.core.namespace.keys import CLASSES_NAME
-from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source, without_aistore
-from aisfs.core.views.labels import parse_table
+from aisfs.core.names.listing import CLASSES_NAME
+from aisfs.core.names.sources import BucketSource, DatasetSource, parse_source, without_aistore
+from aisfs.core.views.sample_views import parse_table
 from aisfs.core.views.spec import is_path, parse_classes
 from aisfs.engine.dataset.shard_set import ShardSet
 from aisfs.engine.listing.lister import Lister

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from aisfs.core.namespace.keys import child_prefix, is_shard_of_dataset
-from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.names.listing import child_prefix, is_shard_of_dataset
+from aisfs.core.names.sources import DatasetSource
 from aisfs.core.staged.posix_metadata import is_link
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.listing.lister import Lister

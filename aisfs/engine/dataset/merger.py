@@ -9,21 +9,23 @@ from dataclasses import dataclass, replace
 import trio
 
 from aisfs.cache.names import SingleFlight
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.class_view import (
-    Labelled,
-    class_namer,
-    class_names,
-    labelled_joined,
-    labelled_samples,
-    place_images,
-)
-from aisfs.core.views.flat_view import flat_name, flat_rows, place_flat
+from aisfs.core.index.published import LabelColumn
 from aisfs.core.views.join import Column, JoinedSamples, join_samples
 from aisfs.core.views.merged import MergedView
+from aisfs.core.views.sample_views import (
+    Labelled,
+    SampleFolders,
+    class_namer,
+    class_names,
+    flat_name,
+    flat_rows,
+    labelled_joined,
+    labelled_samples,
+    place_flat,
+    place_images,
+)
 from aisfs.core.views.samples import count_samples
-from aisfs.core.views.samples_view import SampleFolders
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
 from aisfs.engine.dataset.exclusions import DAMAGED

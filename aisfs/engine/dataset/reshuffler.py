@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import trio
 
-from aisfs.core.archive.formats import Form
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.synthetic.sample_lists import (
+from aisfs.core.names.formats import Form
+from aisfs.core.views.join import Column, join_samples
+from aisfs.core.views.shuffle_order import (
     SampleList,
     SeparateSamples,
     ShardSamples,
     TogetherSamples,
 )
-from aisfs.core.synthetic.shuffled_tar import ShuffledShard, SourceTar, shuffled_shards
-from aisfs.core.views.join import Column, join_samples
+from aisfs.core.views.shuffled_tar import ShuffledShard, SourceTar, shuffled_shards
 from aisfs.core.views.spec import ViewSpec
 from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
 from aisfs.engine.dataset.exclusions import DAMAGED, summarize

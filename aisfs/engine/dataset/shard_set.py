@@ -8,20 +8,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
-from aisfs.core.archive.formats import HEAD, form_of_content
-from aisfs.core.namespace.keys import INDEX_DIRECTORY, entry_name, is_shard_of_dataset
-from aisfs.core.namespace.patterns import GlobPattern
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
-from aisfs.core.namespace.sources import (
+from aisfs.core.names.formats import HEAD, form_of_content
+from aisfs.core.names.listing import INDEX_DIRECTORY, entry_name, is_shard_of_dataset
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.sources import (
+    LIST_MAX,
     DatasetSource,
+    GlobPattern,
     ShardPattern,
     SourceArg,
+    parse_shard_list,
     pattern_without_aistore,
 )
-from aisfs.core.namespace.urls import url_of
+from aisfs.core.names.urls import url_of
 from aisfs.core.staged.posix_metadata import is_link
-from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
+from aisfs.core.views.merged import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
 from aisfs.engine.listing.lister import Lister

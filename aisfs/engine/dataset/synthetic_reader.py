@@ -6,9 +6,9 @@ request where the store does that.
 
 from cachetools import LRUCache
 
-from aisfs.core.policy.readahead import ReadAhead
+from aisfs.core.policy.shard_readers import ReadAhead
 from aisfs.core.ranges import aligned
-from aisfs.core.synthetic.tar import Content, VirtualShard
+from aisfs.core.views.shuffled_tar import Content, VirtualShard
 from aisfs.engine.fetch.batches import Batches, BatchWindow
 from aisfs.engine.fetch.buffers import FIRST_PART
 from aisfs.engine.fetch.fetcher import Fetcher

@@ -22,7 +22,7 @@ from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.format import EntryId, entry_id
 from aisfs.cache.space import Reservation
 from aisfs.core.policy.link import LinkEstimate
-from aisfs.core.policy.readahead import ReadAhead
+from aisfs.core.policy.shard_readers import ReadAhead
 from aisfs.core.ranges import RangeSet, pieces
 from aisfs.engine.fetch.batches import BatchWindow
 from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, WHOLE_PART_MAX, BufferPool

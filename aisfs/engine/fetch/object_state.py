@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.format import SEGMENT, EntryId
-from aisfs.core.policy.readahead import ReadAhead
+from aisfs.core.policy.shard_readers import ReadAhead
 from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.part import Data, Part, Received
 from aisfs.errors import untraced

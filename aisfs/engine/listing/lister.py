@@ -18,8 +18,15 @@ from cachetools import TTLCache
 from aisfs import errors
 from aisfs.cache.files import ListingCache
 from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, MetadataCache, SingleFlight, WouldWait
-from aisfs.core.namespace.keys import child_key, refusal
-from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
+from aisfs.core.names.listing import (
+    Listed,
+    Listing,
+    ListingBounds,
+    ListingBuilder,
+    Wanted,
+    child_key,
+    refusal,
+)
 from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.bucket_list import BucketList
 from aisfs.engine.listing.overlay import Overlay

@@ -14,8 +14,7 @@ import msgspec
 from msgspec import structs
 
 from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
-from aisfs.core.namespace.keys import entry_name
-from aisfs.core.namespace.listing import Listed, Listing
+from aisfs.core.names.listing import Listed, Listing, entry_name
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.engine.listing.probes import Probes
 from aisfs.model import Bucket, ObjectInfo

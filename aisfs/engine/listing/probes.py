@@ -13,8 +13,7 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.cache.names import DirectoryId
-from aisfs.core.namespace.keys import child_key, child_prefix, entry_name, is_key
-from aisfs.core.namespace.listing import Listed
+from aisfs.core.names.listing import Listed, child_key, child_prefix, entry_name, is_key
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 from aisfs.store.at_once import all_of

@@ -5,7 +5,7 @@ import os
 from cachetools import LRUCache
 
 from aisfs.cache.format import PAGE
-from aisfs.core.archive.formats import HEAD, Form, form_of_content, form_of_name
+from aisfs.core.names.formats import HEAD, Form, form_of_content, form_of_name
 from aisfs.core.ranges import aligned
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.model import Bucket, ByteRange, ObjectInfo

@@ -1,7 +1,7 @@
 """How the bytes of a plain tar come to its scan: as a stream of all of them, or from header to header.
 
 The stream fills the disk cache, so that whoever reads the members next need not fetch them again. Where
-the cache could not keep the data anyway, data is skipped if that is cheaper: `core.policy.scan_pace`
+the cache could not keep the data anyway, data is skipped if that is cheaper: `core.policy.shard_readers`
 decides by what the fetcher has measured of the link.
 """
 
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import trio
 from cachetools import LRUCache
 
-from aisfs.core.index.exports import DALI_SUFFIX, dali_headers
-from aisfs.core.namespace.keys import shard_stem
-from aisfs.core.policy.scan_pace import (
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.index.published import DALI_SUFFIX, dali_headers
+from aisfs.core.names.listing import shard_stem
+from aisfs.core.policy.shard_readers import (
     GLANCE_MAX,
     UNMEASURED,
     ScanPace,
@@ -26,8 +27,7 @@ from aisfs.core.policy.scan_pace import (
     step,
     too_long,
 )
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.engine.fetch.buffers import FIRST_PART
 from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.fetch.object_state import OpenObject

@@ -11,11 +11,11 @@ from cachetools import LRUCache
 
 from aisfs.cache.files import IndexCache
 from aisfs.cache.names import SingleFlight
-from aisfs.core.archive.formats import Form
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.index.published import LabelColumn
+from aisfs.core.names.formats import Form
 from aisfs.core.views.spec import LabelRule
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.read.archive_forms import ArchiveForms
 from aisfs.engine.read.label_reader import LabelReader
 from aisfs.engine.read.late_writes import LateWrites

@@ -18,11 +18,11 @@ import trio
 
 from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.format import EntryId
-from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.archive.tar import MemberPlace, member_places
 from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.published import LabelColumn
 from aisfs.core.ranges import RangeSet
-from aisfs.core.tar.member_place import MemberPlace, member_places
-from aisfs.core.views.labels import label_rows, labels_at, read_label
+from aisfs.core.views.sample_views import label_rows, labels_at, read_label
 from aisfs.core.views.spec import LabelRule
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.policy.access_order import MemberOrder
+from aisfs.core.policy.shard_readers import MemberOrder
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.model import Bucket, ObjectInfo
 

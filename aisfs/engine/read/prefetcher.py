@@ -14,10 +14,8 @@ from functools import partial
 import trio
 from cachetools import LRUCache, TTLCache
 
-from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.listing import Listing
-from aisfs.core.policy.access_order import ShardQueue
-from aisfs.core.policy.scan_pace import fits
+from aisfs.core.names.listing import Listing, is_shard
+from aisfs.core.policy.shard_readers import ShardQueue, fits
 from aisfs.core.ranges import RangeSet
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject

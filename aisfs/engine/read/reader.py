@@ -20,8 +20,7 @@ from cachetools import LRUCache
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import Stored
-from aisfs.core.policy.access_order import Access
-from aisfs.core.policy.sample_affinity import SampleAffinity
+from aisfs.core.policy.shard_readers import Access, SampleAffinity
 from aisfs.core.ranges import aligned
 from aisfs.core.views.samples import SPAN_MAX, member_span, sample_span
 from aisfs.engine.fetch.fetcher import Fetcher

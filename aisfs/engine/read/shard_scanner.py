@@ -10,20 +10,13 @@ from functools import partial
 import trio
 
 from aisfs.cache.format import CONTENT_MAX
-from aisfs.core.archive.formats import Form
-from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.archive.zip import ZipScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import ScanRules
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import (
-    UNUSABLE,
-    LabelScan,
-    label_column,
-    label_rows,
-    read_label,
-)
+from aisfs.core.index.published import LabelColumn, ScanRules
+from aisfs.core.names.formats import Form
+from aisfs.core.views.sample_views import UNUSABLE, LabelScan, label_column, label_rows, read_label
 from aisfs.core.views.spec import LabelRule
-from aisfs.core.zip.directory import ZipScanner
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.header_scan import TarFeeder, TarSight

@@ -2,7 +2,7 @@
 
 from cachetools import LRUCache
 
-from aisfs.core.tar.sparse import SparseSegment, segments_of, sparse_segments
+from aisfs.core.archive.tar import SparseSegment, segments_of, sparse_segments
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.read.open_member import MemberId, OpenMember
 from aisfs.errors import ShardDamaged

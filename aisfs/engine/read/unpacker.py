@@ -26,9 +26,9 @@ from msgspec import structs
 from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.format import CONTENT_MAX, EntryId, content_id
 from aisfs.core.archive.decompression import Codec, Inflater, Piece, open_codec, read_piece
-from aisfs.core.archive.formats import Form
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import Stored
+from aisfs.core.names.formats import Form
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data

@@ -13,8 +13,8 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.core.archive.decompression import member_decompressor
-from aisfs.core.archive.formats import STORED
 from aisfs.core.index.zip_columns import LOCAL_HEADER, Stored, data_offset
+from aisfs.core.names.formats import STORED
 from aisfs.engine.fetch.buffers import PART_MAX
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.open_member import MemberId, MemberReads, OpenMember

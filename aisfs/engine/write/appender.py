@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from aisfs.core.staged.posix_metadata import mode_of, with_posix_metadata
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.tree import MembersView
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.write.shard_copy import Growth, NewMember, ShardCopy

@@ -11,10 +11,10 @@ All of it is for one worker thread at a time.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aisfs.core.archive.tar import BLOCK, padded
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.synthetic.tar import member_header
-from aisfs.core.tar.header import BLOCK, padded
-from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.views.shuffled_tar import member_header
 from aisfs.engine.read.shard_scanner import scan_local
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, ShardDamaged, Unsupported

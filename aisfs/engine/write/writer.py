@@ -12,8 +12,7 @@ from pathlib import Path
 
 import trio
 
-from aisfs.core.namespace.index_places import IndexPlace, shard_of_published
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
+from aisfs.core.names.listing import INDEX_DIRECTORY, IndexPlace, shard_of_published
 from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer

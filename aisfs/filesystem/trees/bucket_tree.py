@@ -12,9 +12,15 @@ import msgspec
 
 from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, WouldWait
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.namespace import keys as names
-from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
-from aisfs.core.namespace.listing import PENDING_VERSION, Listed, Listing
+from aisfs.core.names import listing as names
+from aisfs.core.names.listing import (
+    PENDING_VERSION,
+    SHARD_BYTES_SUFFIX,
+    SHARD_DIRECTORY_SUFFIX,
+    Listed,
+    Listing,
+    is_shard,
+)
 from aisfs.core.staged.posix_metadata import is_link
 from aisfs.engine.hooks import ListingChanged
 from aisfs.engine.listing.lister import Lister

@@ -10,7 +10,7 @@ from functools import partial
 import trio
 
 from aisfs.cache.names import WOULD_WAIT, DirectoryId, WouldWait
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.core.views.merged import MergedChild
 from aisfs.engine.dataset.merger import Merged, Merger
 from aisfs.engine.dataset.shard_set import FindShards

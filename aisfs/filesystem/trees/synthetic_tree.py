@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from aisfs.cache.names import DirectoryId, WouldWait
-from aisfs.core.synthetic.tar import VirtualShard
+from aisfs.core.views.shuffled_tar import VirtualShard
 from aisfs.errors import Unsupported
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
 from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from aisfs.core.namespace.keys import is_shard
+from aisfs.core.names.listing import is_shard
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.journal import Journal, Outcome
 from aisfs.engine.write.journal_segment import JournalEntry

@@ -3,7 +3,7 @@
 import logging
 import os
 
-from aisfs.core.namespace.keys import check_new_bucket
+from aisfs.core.names.listing import check_new_bucket
 from aisfs.engine.listing.bucket_list import BucketList
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import BucketNotFound, ReadOnly

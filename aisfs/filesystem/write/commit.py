@@ -7,8 +7,8 @@ before; should it come to nothing, the staged bytes are kept.
 import logging
 from dataclasses import replace
 
-from aisfs.core.namespace import keys
-from aisfs.core.namespace.inodes import directory_number, member_number
+from aisfs.core.names import listing
+from aisfs.core.names.inodes import directory_number, member_number
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.appender import Appended
@@ -375,7 +375,7 @@ class Committer:
         shard = self._inodes.get(file.node.parent)
         if not isinstance(shard, ShardNode):
             return []
-        name = keys.entry_name("", file.key.rpartition("/")[2])
+        name = listing.entry_name("", file.key.rpartition("/")[2])
         return [(shard.parent, name), *self._aliases(shard.parent, name)]
 
     def _aliases(self, parent: int, name: bytes) -> list[tuple[int, bytes]]:

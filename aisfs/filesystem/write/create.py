@@ -11,8 +11,8 @@ from itertools import count
 import trio
 from msgspec import structs
 
-from aisfs.core.namespace import keys
-from aisfs.core.namespace.keys import is_shard
+from aisfs.core.names import listing
+from aisfs.core.names.listing import is_shard
 from aisfs.core.staged.posix_metadata import LINK, is_link
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
@@ -168,7 +168,7 @@ class Creator:
         else:
             found = await self._tree.find(where, parent, name)
         if found is not None:
-            raise AlreadyExists(f"{where.bucket}/{keys.child_key(where.prefix, name)} exists")
+            raise AlreadyExists(f"{where.bucket}/{listing.child_key(where.prefix, name)} exists")
 
     async def _free_name(self, parent: int, name: bytes) -> tuple[DirectoryNode, str]:
         """Return directory and key of a name that is free, by the word of the store."""
@@ -271,8 +271,8 @@ class Creator:
 
     async def _place_in_shard(self, node: ShardNode, parent: int, name: bytes) -> Entry | None:
         """Check that a name can be in a folder of a shard; returns what it stands for already."""
-        keys.check_new_member(os.fsdecode(name))
-        if not keys.is_plain_tar(os.fsencode(node.info.key)):
+        listing.check_new_member(os.fsdecode(name))
+        if not listing.is_plain_tar(os.fsencode(node.info.key)):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: only plain tars take new members")
         if await self._folders.in_opened_tar(node, parent):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: a tar in it takes no new members")
@@ -349,7 +349,7 @@ class Creator:
         shard = self._shard_of(name)
         if shard is not None:
             shard_key = new_key(where, shard)
-            if not keys.is_plain_tar(shard):
+            if not listing.is_plain_tar(shard):
                 raise Unsupported(f"{where.bucket}/{shard_key}: only plain tars can be begun")
             if shard != name and await self._tree.find_to_make(where, parent, shard) is not None:
                 raise AlreadyExists(f"{where.bucket}/{shard_key} exists")
@@ -368,7 +368,7 @@ class Creator:
         """Return the shard that a new directory is to be, if any."""
         if self._tree.shards is Shards.DIR:
             return name if is_shard(name) else None
-        return keys.shard_of_directory(name)
+        return listing.shard_of_directory(name)
 
     async def _make_folder(self, node: ShardNode, parent: int, name: bytes, mode: int) -> Entry:
         """Make a directory in a shard, which has it when this returns."""
@@ -431,8 +431,8 @@ def writable_directory(node: Node) -> DirectoryNode:
 
 def new_key(where: DirectoryNode, name: bytes, *, directory: bool = False) -> str:
     """Return the key of a new object or directory, if the store takes and lists such a key."""
-    key = keys.child_key(where.prefix, name)
-    keys.check_new_key(where.bucket, key, directory=directory)
+    key = listing.child_key(where.prefix, name)
+    listing.check_new_key(where.bucket, key, directory=directory)
     return key
 
 
@@ -440,5 +440,5 @@ async def find_name(tree: Tree, where: DirectoryNode, parent: int, name: bytes) 
     """Return what a name stands for; raises `NotFound` if it is missing."""
     found = await tree.find(where, parent, name)
     if found is None:
-        raise NotFound(f"{where.bucket}/{keys.child_key(where.prefix, name)}: no such name")
+        raise NotFound(f"{where.bucket}/{listing.child_key(where.prefix, name)}: no such name")
     return found

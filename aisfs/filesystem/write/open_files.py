@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 
-from aisfs.core.namespace.inodes import split_member
+from aisfs.core.names.inodes import split_member
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.listing.overlay import Overlay

@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
-from aisfs.core.namespace import keys
+from aisfs.core.names import listing
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import (
@@ -80,7 +80,7 @@ class Renamer:
                 await self._remove(found.node)
                 self._touch(where)
         self._committer.invalidate_aliases(
-            parent, keys.entry_name(where.prefix, found.node.info.key)
+            parent, listing.entry_name(where.prefix, found.node.info.key)
         )
 
     @asynccontextmanager
@@ -92,8 +92,8 @@ class Renamer:
             for parent, name in places:
                 where = self._inodes.node(parent)
                 if isinstance(where, DirectoryNode):  # anything else is refused
-                    affected.add((where.bucket, keys.child_key(where.prefix, name)))
-                    affected.add((where.bucket, keys.child_prefix(where.prefix, name)))
+                    affected.add((where.bucket, listing.child_key(where.prefix, name)))
+                    affected.add((where.bucket, listing.child_prefix(where.prefix, name)))
             return frozenset(affected)
 
         async with self._filesystem.name_changes.changing(affected) as change:
@@ -329,7 +329,7 @@ class Renamer:
         """
         acknowledger = self._committer.acknowledger
         new = file.waits and file.base is None
-        if acknowledger is None or not new or keys.is_shard(os.fsencode(key)):
+        if acknowledger is None or not new or listing.is_shard(os.fsencode(key)):
             return False
         base = _stored(victim, gone)
         mark = file.made_only_new if only_new else ""

@@ -10,7 +10,7 @@ from itertools import count
 
 from msgspec import structs
 
-from aisfs.core.namespace.listing import PENDING_VERSION
+from aisfs.core.names.listing import PENDING_VERSION
 from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, Stale

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import trio
 
-from aisfs.core.namespace.inodes import split_member
+from aisfs.core.names.inodes import split_member
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles

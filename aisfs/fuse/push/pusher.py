@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Protocol
 
-from aisfs.core.namespace.inodes import member_number, split_member
-from aisfs.core.policy.push import ShardPush
-from aisfs.core.policy.push_window import PushCounts
+from aisfs.core.names.inodes import member_number, split_member
+from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.fetch.part import Data
 from aisfs.filesystem.open_shards import Members, OpenShard
 from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages, store_pairs

@@ -25,7 +25,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from aisfs.core.namespace.keys import NAME_MAX
+from aisfs.core.names.listing import NAME_MAX
 from aisfs.errors import NotPermitted, ReadOnly
 from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT
 from aisfs.filesystem.filesystem import FileSystem

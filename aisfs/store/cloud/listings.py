@@ -20,7 +20,7 @@ import obstore
 import trio
 from obstore.exceptions import InvalidPathError
 
-from aisfs.core.namespace.urls import has_no_path
+from aisfs.core.names.urls import has_no_path
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.settings import ClusterSettings

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from aisfs.core.namespace.keys import is_key
+from aisfs.core.names.listing import is_key
 from aisfs.errors import (
     InvalidName,
     ProtocolError,

@@ -15,7 +15,7 @@ import obstore
 import trio
 from msgspec import structs
 
-from aisfs.core.namespace.keys import check_new_key
+from aisfs.core.names.listing import check_new_key
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from aisfs.core.namespace.keys import check_new_key
+from aisfs.core.names.listing import check_new_key
 from aisfs.errors import (
     BucketNotFound,
     InvalidName,

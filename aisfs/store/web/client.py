@@ -12,8 +12,8 @@ from types import MappingProxyType
 from urllib.parse import quote, urljoin, urlsplit
 
 from aisfs import __version__
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.urls import split_url
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.urls import split_url
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

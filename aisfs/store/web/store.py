@@ -16,9 +16,9 @@ from itertools import islice
 
 from cachetools import TTLCache
 
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
-from aisfs.core.namespace.reach import Reach
-from aisfs.core.namespace.urls import has_no_path, url_of
+from aisfs.core.names.listing import INDEX_DIRECTORY
+from aisfs.core.names.reach import Reach
+from aisfs.core.names.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
     InvalidName,

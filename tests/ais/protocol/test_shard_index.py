@@ -21,8 +21,8 @@ from aisfs.ais.protocol.shard_index import (
     shard_index_location,
     shard_of_index,
 )
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import ClusterSettings

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from aisfs.core.archive.decompression import Inflater, open_codec, read_piece
-from aisfs.core.archive.formats import Form, form_of_content
-from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.names.formats import Form, form_of_content
 from aisfs.errors import ArchiveTooLarge, Stale
 from tests.support.archives import COMPRESSIONS, lz4_legacy, make_tar, text, xz_with_dictionary
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index import codec
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.codec import DamagedIndex, decode, encode
@@ -17,8 +18,7 @@ from aisfs.core.index.member_index import (
     MemberIndex,
     MemberKind,
 )
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.tree import MembersView
 from tests.support.tars import END, GNU, base256, entry, long_name, pax, shard
 
 SECOND = 1_000_000_000

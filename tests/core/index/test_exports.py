@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.archive.formats import Form
-from aisfs.core.index.exports import dali_index, wids_samples
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.index.published import dali_index, wids_samples
+from aisfs.core.names.formats import Form
 from aisfs.errors import Unsupported
 from tests.support.tars import END, entry, pax
 

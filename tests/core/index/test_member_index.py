@@ -5,11 +5,11 @@ import tracemalloc
 
 import pytest
 
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.builder import MemberIndexBuilder
+from aisfs.core.index.columns import HiddenName, all_tidy, normalise
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.index.paths import HiddenName, all_tidy, normalise
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.tree import MembersView
 from aisfs.model import ByteRange
 from tests.support.tars import BLOCK, END, entry, pad, pax, shard
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.index.builder import MAX_FOLDER, MAX_NESTING
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.index.nested_tars import MAX_FOLDER, MAX_NESTING
-from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import ShardDamaged
-from tests.core.tar.test_scanner import content, everything
+from tests.core.archive.test_scanner import content, everything
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 from tests.support.tars import END, GNU, V7, entry, pax
 

@@ -16,26 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from aisfs.core.archive.formats import Form
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.archive.zip import ZipScanner
 from aisfs.core.index import published
-from aisfs.core.index.builder import MAX_REASONS, MemberIndexBuilder
-from aisfs.core.index.columns import MemberColumns
-from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.index.builder import MAX_NESTING, MAX_REASONS, MemberIndexBuilder
+from aisfs.core.index.columns import MemberColumns, normalise
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.index.nested_tars import MAX_NESTING
-from aisfs.core.index.paths import normalise
 from aisfs.core.index.published import (
+    LabelColumn,
     ScanRules,
     decode_published,
     encode_published,
     most_bytes,
 )
-from aisfs.core.namespace.index_places import published_key, shard_of_published
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import published_key, shard_of_published
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelSource
-from aisfs.core.zip.directory import ZipScanner
+from aisfs.core.views.tree import MembersView
 from aisfs.errors import IndexOutdated, IndexRefused, ShardDamaged
 from aisfs.model import ObjectInfo
 from tests.core.index.test_codec import ODD, webdataset

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.policy.access_order import Access, MemberOrder, ShardQueue
+from aisfs.core.policy.shard_readers import Access, MemberOrder, ShardQueue
 
 ROWS = [200, 1000, 10_000]
 

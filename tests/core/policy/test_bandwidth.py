@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.policy.bandwidth import TokenBucket
+from aisfs.core.policy.link import TokenBucket
 
 RATE = 1000.0
 REQUESTS = st.lists(

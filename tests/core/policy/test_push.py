@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import SPARSE, MemberKind
-from aisfs.core.policy.push import RANDOM_READS, ShardPush
-from aisfs.core.policy.push_window import (
+from aisfs.core.policy.push import (
     BATCH_BYTES,
     BATCH_ROWS,
+    RANDOM_READS,
     WINDOW_BYTES,
     WINDOW_MAX,
     PushableRows,
     PushCounts,
+    ShardPush,
     footprint,
 )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.policy.readahead import (
+from aisfs.core.policy.shard_readers import (
     FORWARD,
     LARGE_READ,
     LARGE_START,

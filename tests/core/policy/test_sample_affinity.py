@@ -2,7 +2,7 @@
 
 import random
 
-from aisfs.core.policy.sample_affinity import CLOSE, SampleAffinity
+from aisfs.core.policy.shard_readers import CLOSE, SampleAffinity
 
 SAMPLES, PARTS = 3000, 3
 HELD = CLOSE // 4

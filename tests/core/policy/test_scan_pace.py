@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aisfs.core.policy.link import LARGE, SMALL
-from aisfs.core.policy.scan_pace import (
+from aisfs.core.policy.shard_readers import (
     BREAK_EVEN_MAX,
     BREAK_EVEN_MIN,
     GLANCE_MAX,

@@ -4,16 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.views.class_view import (
+from aisfs.core.views.sample_views import (
     NO_IMAGE,
     NO_LABEL,
     UNCLEAR_IMAGE,
     class_namer,
+    label_column,
     labelled_samples,
 )
-from aisfs.core.views.component_finder import AMBIGUOUS, MISSING, ComponentFinder, has_component
-from aisfs.core.views.labels import label_column
-from aisfs.core.views.samples import INCOMPLETE, Samples
+from aisfs.core.views.samples import (
+    AMBIGUOUS,
+    INCOMPLETE,
+    MISSING,
+    ComponentFinder,
+    Samples,
+    has_component,
+)
 from aisfs.core.views.spec import Component, ViewSpec, parse_view
 from aisfs.core.views.summary import Summary
 from aisfs.settings import ViewSettings

@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.class_view import NO_LABEL, UNCLEAR_IMAGE, labelled_joined
-from aisfs.core.views.component_finder import has_component
+from aisfs.core.index.published import LabelColumn
 from aisfs.core.views.join import REPEATED, UNJOINED, Column, JoinedSamples, join_samples
-from aisfs.core.views.merged import DUPLICATE
-from aisfs.core.views.samples import HIDDEN, INCOMPLETE, SPLITS, split_name
-from aisfs.core.views.samples_view import SampleFolders
-from aisfs.core.views.shard_names import folder_names_of_columns
+from aisfs.core.views.merged import DUPLICATE, folder_names_of_columns
+from aisfs.core.views.sample_views import NO_LABEL, UNCLEAR_IMAGE, SampleFolders, labelled_joined
+from aisfs.core.views.samples import HIDDEN, INCOMPLETE, SPLITS, has_component, split_name
 from aisfs.core.views.spec import PICTURES, Component, LabelRule, LabelSource, ViewSpec
 from aisfs.settings import Join, KeyRule, View
 from tests.core.views.test_samples import index_of

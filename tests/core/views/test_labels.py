@@ -10,13 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.codec import DamagedIndex
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.class_view import class_namer, class_names, labelled_samples, place_images
-from aisfs.core.views.labels import UNUSABLE, LabelScan, parse_table, read_label
+from aisfs.core.index.published import LabelColumn
 from aisfs.core.views.merged import MergedView
+from aisfs.core.views.sample_views import (
+    UNUSABLE,
+    LabelScan,
+    class_namer,
+    class_names,
+    labelled_samples,
+    parse_table,
+    place_images,
+    read_label,
+)
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec, parse_view
 from aisfs.errors import ConfigError
 from aisfs.settings import View, ViewSettings
@@ -68,9 +76,9 @@ def test_labels_do_not_depend_on_how_the_bytes_are_cut(members, cuts):
 
 def test_labels_that_could_not_be_decoded_are_not_encoded(monkeypatch):
     index, column = scan(tar_of([(f"{at}.cls", b"%099d" % at) for at in range(100)]), [])
-    monkeypatch.setattr("aisfs.core.index.label_column.MAX_INFLATED", 11_000)
+    monkeypatch.setattr("aisfs.core.index.published.MAX_INFLATED", 11_000)
     assert LabelColumn.decode(column.encode(), index) == column
-    monkeypatch.setattr("aisfs.core.index.label_column.MAX_INFLATED", 10_000)
+    monkeypatch.setattr("aisfs.core.index.published.MAX_INFLATED", 10_000)
     with pytest.raises(ValueError, match="too many"):
         column.encode()
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.flat_view import flat_name, flat_rows, place_flat
 from aisfs.core.views.merged import MergedView
+from aisfs.core.views.sample_views import flat_name, flat_rows, place_flat
 from aisfs.core.views.spec import Component, ViewSpec
 from aisfs.settings import View
 from tests.core.views.test_samples import index_of

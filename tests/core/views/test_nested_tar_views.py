@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 
 from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.policy.push import ShardPush
-from aisfs.core.policy.push_window import PushCounts
-from aisfs.core.views.directory_tree import MembersView, members_only
-from aisfs.core.views.flat_view import flat_rows
-from aisfs.core.views.samples_view import samples_view
+from aisfs.core.policy.push import PushCounts, ShardPush
+from aisfs.core.views.sample_views import flat_rows, samples_view
 from aisfs.core.views.spec import ViewSpec
+from aisfs.core.views.tree import MembersView, members_only
 from aisfs.settings import KeyRule, Shards
+from tests.core.archive.test_scanner import everything
 from tests.core.index.test_nested_tars import INNER, SOUP, nested, scan
-from tests.core.tar.test_scanner import everything
 from tests.support.tars import END, entry
 
 # Views ---------------------------------------------------------------------------------------

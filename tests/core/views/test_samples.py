@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.sample_views import samples_view
 from aisfs.core.views.samples import SPLITS
-from aisfs.core.views.samples_view import samples_view
 from aisfs.core.views.spec import Component, ViewSpec
+from aisfs.core.views.tree import MembersView
 from aisfs.settings import KeyRule, View
 
 VECTORS = json.loads(Path(__file__).with_name("wds_vectors.json").read_text())

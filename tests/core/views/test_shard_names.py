@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.views.shard_names import folder_names
+from aisfs.core.views.merged import folder_names
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.views.summary import LABELS_MAX, Summary, extension, holes, sizes_of
+from aisfs.core.views.tree import MembersView
 from tests.support.archives import make_tar
 from tests.support.tars import END, entry
 

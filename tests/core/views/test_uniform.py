@@ -5,13 +5,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views import class_view
-from aisfs.core.views.class_view import labelled_samples
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.views import sample_views
+from aisfs.core.views.sample_views import LabelScan, labelled_samples
 from aisfs.core.views.samples import Samples
 from aisfs.core.views.spec import Component, ViewSpec
-from aisfs.core.views.uniform import uniform_samples
+from aisfs.core.views.tree import uniform_samples
 from aisfs.settings import View
 from tests.support.tars import entry
 
@@ -90,12 +89,12 @@ def test_usual_shards_are_chosen_at_once():
 
 
 def _by_general_rules(index, spec, column):
-    quick = class_view.uniform_samples
-    class_view.uniform_samples = lambda _: None
+    quick = sample_views.uniform_samples
+    sample_views.uniform_samples = lambda _: None
     try:
         return labelled_samples(index, spec, column, None)
     finally:
-        class_view.uniform_samples = quick
+        sample_views.uniform_samples = quick
 
 
 def _rows_of(found):

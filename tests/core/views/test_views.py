@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.views.directory_tree import Directory, MembersView
+from aisfs.core.views.tree import Directory, MembersView
 
 FILE, DIRECTORY = MemberKind.FILE, MemberKind.DIRECTORY
 
@@ -219,7 +219,7 @@ def test_find_in_a_flat_shard_of_any_order(names):
 
 
 def test_members_in_absurdly_many_directories_are_left_out_and_counted(monkeypatch):
-    monkeypatch.setattr("aisfs.core.views.tree_builder.MAX_DIRECTORIES", 3)
+    monkeypatch.setattr("aisfs.core.views.tree.MAX_DIRECTORIES", 3)
     view = build(*(f"d{n}/file".encode() for n in range(10)), b"plain")
     assert set(tree(view)) == {b"d0", b"d1", b"d2"}
     assert view.skipped == {"too many directories": 8}

@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from aisfs.cache.files import IndexCache
-from aisfs.core.views.directory_tree import without_folders
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
+from aisfs.core.views.tree import without_folders
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.shard_set import MISSING, Shard, ShardSet
 from aisfs.errors import NotFound, Stale, Unavailable

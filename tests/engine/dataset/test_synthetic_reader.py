@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.core.synthetic.tar import VirtualShard, loose_shards
+from aisfs.core.views.shuffled_tar import VirtualShard, loose_shards
 from aisfs.core.views.spec import ShardSplit
 from aisfs.engine.dataset.synthetic_reader import AHEAD_OBJECTS, SyntheticReader
 from aisfs.engine.fetch.batches import LEAST, MOST, SIZE_MAX, Batches

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from aisfs.cache.names import MetadataCache
-from aisfs.core.namespace.listing import SHORT_PAGES_MAX, ListingBounds
+from aisfs.core.names.listing import SHORT_PAGES_MAX, ListingBounds
 from aisfs.engine.listing import own_directories, probes
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories
@@ -283,14 +283,14 @@ async def test_listing_without_an_end_is_an_error(way, nursery):
 
 
 async def test_ever_new_names_end_at_a_limit(nursery, monkeypatch):
-    monkeypatch.setattr("aisfs.core.namespace.listing.ENTRIES_MAX", 20_000)
+    monkeypatch.setattr("aisfs.core.names.listing.ENTRIES_MAX", 20_000)
     store = EndlessStore(sink_in_thread=False)
     with pytest.raises(ProtocolError, match="more than 21000 names"):
         await make(store, nursery).directory(BUCKET, "")
 
 
 def test_long_names_end_at_a_limit(monkeypatch):
-    monkeypatch.setattr("aisfs.core.namespace.listing.NAME_BYTES_MAX", 10_000)
+    monkeypatch.setattr("aisfs.core.names.listing.NAME_BYTES_MAX", 10_000)
     bounds = ListingBounds("b/")
     bounds.check(["x" * 9_000], "x")
     with pytest.raises(ProtocolError, match="has no end"):

@@ -9,10 +9,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.namespace.listing import Listing
-from aisfs.core.policy.scan_pace import BREAK_EVEN_MIN, ScanPace
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.names.listing import Listing
+from aisfs.core.policy.shard_readers import BREAK_EVEN_MIN, ScanPace
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import parse_label
 from aisfs.engine.read.header_scan import (
     AHEAD_MAX,
@@ -24,7 +24,7 @@ from aisfs.engine.read.header_scan import (
 )
 from aisfs.model import ObjectInfo
 from aisfs.settings import Scan
-from tests.core.tar.test_scanner import everything
+from tests.core.archive.test_scanner import everything
 from tests.engine.fetch.test_fetcher import BUCKET, MIB, FakeCache, fetching
 from tests.support.tars import BLOCK, END, entry, long_name, pax
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.core.namespace.listing import Listing, ListingBuilder
+from aisfs.core.names.listing import Listing, ListingBuilder
 from aisfs.core.ranges import RangeSet
 from aisfs.engine.read.prefetcher import Prefetcher, fill
 from aisfs.errors import Unavailable

@@ -11,12 +11,11 @@ from msgspec import structs
 
 from aisfs.cache.files import IndexCache
 from aisfs.cache.names import Dated
-from aisfs.core.archive.formats import Form
+from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.published import ScanRules, encode_published
-from aisfs.core.namespace.index_places import place_in, published_key
-from aisfs.core.namespace.listing import Listing
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.labels import LabelScan
+from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Listing, place_in, published_key
+from aisfs.core.views.sample_views import LabelScan
 from aisfs.engine.read.sources import published as source_module
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.read.sources.published import PublishedSource

@@ -8,8 +8,8 @@ import trio
 
 from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.format import CONTENT_MAX
-from aisfs.core.archive.formats import Form
-from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.names.formats import Form
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import background_thread
 from aisfs.engine.read import unpacker as unpacking

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.engine.write.staging_slot import StagingSlot
 from aisfs.errors import OutOfSpace
 from aisfs.filesystem.attributes import Entry

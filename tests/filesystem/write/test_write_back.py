@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from aisfs.app.writing.write_back import upload_rest
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.engine.write import journal_segment as segments
 from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.staging_slot import StagingSlot

@@ -9,7 +9,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.names.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import InstantAnswers
 from aisfs.fuse.fastpath.handlers import Handlers

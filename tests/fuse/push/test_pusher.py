@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from aisfs.core.namespace.inodes import directory_number, member_number, split_member
-from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.names.inodes import directory_number, member_number, split_member
+from aisfs.core.views.tree import MembersView
 from aisfs.filesystem.open_shards import Members as RealMembers
 from aisfs.filesystem.open_shards import OpenShard
 from aisfs.fuse.push import pusher as pushers

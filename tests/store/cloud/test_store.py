@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from aisfs.core.namespace.keys import Refusal
-from aisfs.core.namespace.listing import ListingBuilder
+from aisfs.core.names.listing import ListingBuilder, Refusal
 from aisfs.errors import (
     AccessDenied,
     AlreadyExists,

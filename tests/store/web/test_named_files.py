@@ -3,7 +3,7 @@
 import pytest
 
 from aisfs.app.stores import named_files
-from aisfs.core.namespace.sources import parse_sources
+from aisfs.core.names.sources import parse_sources
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings

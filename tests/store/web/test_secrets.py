@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aisfs.core.namespace.reach import Reach
+from aisfs.core.names.reach import Reach
 from aisfs.errors import AccessDenied, ConfigError, ProtocolError
 from aisfs.http.exchange import Distance
 from aisfs.model import Bucket, Provider

@@ -1,4 +1,4 @@
-"""The bucket that has the published indexes of all others; see `core.namespace.index_places`.
+"""The bucket that has the published indexes of all others; see `core.names.listing`.
 
 A reader does without it: where it is missing, or may not be read, one request tells so for all shards.
 """
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from aisfs.core.namespace.index_places import IndexPlace, place_in
+from aisfs.core.names.listing import IndexPlace, place_in
 from aisfs.errors import AccessDenied, AisfsError
 from aisfs.model import Bucket
 

@@ -21,14 +21,13 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.cache.names import Dated, DirectoryId, SingleFlight
-from aisfs.core.archive.formats import Form
 from aisfs.core.index.published import (
     ScanRules,
     decode_published,
     most_bytes,
 )
-from aisfs.core.namespace.index_places import IndexPlace
-from aisfs.core.namespace.listing import Listing
+from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import IndexPlace, Listing
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.read.sources.source import FormedShard, FoundIndex

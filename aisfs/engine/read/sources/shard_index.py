@@ -15,9 +15,9 @@ import trio
 from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
 from aisfs.cache.files import IndexCache
 from aisfs.cache.names import SingleFlight
-from aisfs.core.archive.formats import Form
+from aisfs.core.index.builder import NestedTars
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.nested_tars import NestedTars
+from aisfs.core.names.formats import Form
 from aisfs.engine.read.sources.source import FormedShard, FoundIndex
 from aisfs.errors import AccessDenied, AisfsError, BucketNotFound, Unsupported
 from aisfs.model import Bucket, ObjectInfo

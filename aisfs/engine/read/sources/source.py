@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from aisfs.core.archive.formats import Form
-from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.published import LabelColumn
+from aisfs.core.names.formats import Form
 from aisfs.model import Bucket, ObjectInfo
 
 T = TypeVar("T")
