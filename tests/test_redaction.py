@@ -13,10 +13,10 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from aisfs import redaction
-from aisfs.ais.transport.auth import Credentials
 from aisfs.redaction import remember, remember_query, remember_settings, remember_url, shown
 from aisfs.settings import ClusterSettings
-from aisfs.store.web.host_headers import HostHeaders
+from aisfs.stores.ais.auth import Credentials
+from aisfs.stores.web import HostHeaders
 from aisfs.system import logs
 from tests.support.mounts import aisfs
 from tests.support.tars import END, entry

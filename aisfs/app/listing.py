@@ -11,7 +11,7 @@ from aisfs.engine.dataset.shard_set import ShardSet, find_shards
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import AisfsError
 from aisfs.metrics import Metrics
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 
 
 async def list_shards(source: DatasetSource, store: ObjectStore) -> ShardSet:

@@ -25,7 +25,6 @@ from aisfs.app.publishing.packed import publish_packed
 from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
-from aisfs.app.stores import as_served, refuse_read_only
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.names.sources import (
     BucketSource,
@@ -66,10 +65,9 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import ClusterSettings, KeyRule
-from aisfs.store.at_once import each
-from aisfs.store.content import BytesContent, checksum_of
-from aisfs.store.pages import pages_of
-from aisfs.store.port import ObjectStore, WritableStore
+from aisfs.stores.pipeline import each
+from aisfs.stores.port import BytesContent, ObjectStore, WritableStore, checksum_of, pages_of
+from aisfs.stores.registry import as_served, refuse_read_only
 
 _PRINTF = re.compile(r"%(\d{0,2})d")
 """A number as webdataset's ShardWriter takes it."""

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.app.stores import as_served, direct_store, origin_of_store, refuse_read_only
 from aisfs.core.index.builder import MAX_NESTING
 from aisfs.core.index.published import ScanRules
 from aisfs.core.names.listing import is_shard
@@ -51,6 +50,7 @@ from aisfs.settings import (
     ViewSettings,
     WriteSettings,
 )
+from aisfs.stores.registry import as_served, direct_store, origin_of_store, refuse_read_only
 from aisfs.system.threads import start_service_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

@@ -12,7 +12,6 @@ import trio
 from aisfs.app.memory import memory_limits
 from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
-from aisfs.app.stores import direct_store, named_files
 from aisfs.cache.block_cache import LEAST, BlockCache
 from aisfs.cache.directory import CacheDirectory
 from aisfs.cache.files import IndexCache, ListingCache
@@ -49,7 +48,8 @@ from aisfs.errors import (
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
-from aisfs.store.port import WritableStore
+from aisfs.stores.port import WritableStore
+from aisfs.stores.registry import direct_store, named_files
 from aisfs.system.memory import MachineMemory
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,6 @@ from typing import assert_never
 
 import trio
 
-from aisfs.ais.client import AISClient
-from aisfs.ais.identification import check_answers, identify_endpoint, wrong_scheme
-from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
 from aisfs.core.names.reach import Reach
 from aisfs.core.names.sources import (
     BucketSource,
@@ -42,9 +39,12 @@ from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings
-from aisfs.store.local.store import LocalStore
-from aisfs.store.pipeline import CallPipeline
-from aisfs.store.port import WritableStore
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais.cluster import check_answers, identify_endpoint, wrong_scheme
+from aisfs.stores.local import LocalStore
+from aisfs.stores.pipeline import CallPipeline
+from aisfs.stores.port import WritableStore
+from aisfs.stores.registry import as_served, direct_store, is_writable, one_store, open_store
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from aisfs.core.names.listing import is_plain_tar, is_shard_of_dataset
 from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
-from aisfs.store.at_once import each
-from aisfs.store.port import ObjectStore
+from aisfs.stores.pipeline import each
+from aisfs.stores.port import ObjectStore
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from aisfs.core.staged.posix_metadata import mode_of, mtime_of, with_type
 from aisfs.model import ObjectInfo
 from aisfs.settings import TreeSettings
+from aisfs.stores.posix_metadata import mode_of, mtime_of, with_type
 
 BLOCK_SIZE = 128 * 1024
 """st_blksize. Python, cp and tar size their buffers by it; with 4096 a JPEG costs PIL three reads

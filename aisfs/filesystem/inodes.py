@@ -13,7 +13,6 @@ from msgspec import structs
 from aisfs.cache.names import DirectoryId
 from aisfs.core.names.inodes import ROOT, InodeTable, directory_number
 from aisfs.core.names.listing import bucket_name, entry_name
-from aisfs.core.staged.posix_metadata import with_type
 from aisfs.errors import Stale
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry
 from aisfs.filesystem.listing_validity import ListingValidity
@@ -32,6 +31,7 @@ from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Found, FoundMember, Names, Objects
 from aisfs.filesystem.written.directory_attributes import DirectoryAttributes
 from aisfs.filesystem.written.files import WrittenFile, WrittenFiles
+from aisfs.stores.posix_metadata import with_type
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
 

@@ -8,11 +8,11 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aisfs.ais.client import AISClient
 from aisfs.app.buckets.contents import list_from
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.settings import ClusterSettings
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.memory import MemoryStore
 from tests.mount.content import fill
 from tests.support.servers import running_server
 

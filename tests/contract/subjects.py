@@ -11,18 +11,17 @@ from urllib.parse import quote, urlsplit
 import fsspec
 import requests
 
-from aisfs.ais.client import AISClient
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import ClusterSettings
-from aisfs.store.by_fsspec import open_fsspec
-from aisfs.store.cloud.store import CloudStore
-from aisfs.store.local.store import LocalStore
-from aisfs.store.memory import MemoryStore
-from aisfs.store.pages import pages_of
-from aisfs.store.pipeline import CallPipeline
-from aisfs.store.port import WritableStore
-from aisfs.store.web.hub import open_hub
-from aisfs.store.web.store import WebStore
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.by_fsspec import open_fsspec
+from aisfs.stores.cloud import CloudStore
+from aisfs.stores.hub import open_hub
+from aisfs.stores.local import LocalStore
+from aisfs.stores.memory import MemoryStore
+from aisfs.stores.pipeline import CallPipeline
+from aisfs.stores.port import WritableStore, pages_of
+from aisfs.stores.web import WebStore
 from tests.support.clouds import Cloud
 from tests.support.hub import Hub
 from tests.support.web_servers import Clock, WebServer

@@ -11,7 +11,7 @@ from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import BucketNotFound, NotFound, ShardDamaged, Unsupported
-from aisfs.store.content import BytesContent
+from aisfs.stores.port import BytesContent
 
 TIME = 1_600_000_000
 

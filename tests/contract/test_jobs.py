@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from aisfs.ais.jobs import Jobs
-from aisfs.ais.protocol.job_replies import Job, JobState
-from aisfs.ais.protocol.job_requests import INDEX_SHARD, SortRequest
 from aisfs.errors import BucketNotFound, JobNotFound, Unsupported
 from aisfs.model import Bucket
+from aisfs.stores.ais.jobs import INDEX_SHARD, Job, Jobs, JobState, SortRequest
 from tests.contract.conftest import real_cluster
 from tests.contract.subjects import CLUSTER, ClusterSubject
 

@@ -20,7 +20,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Provider
-from aisfs.store.content import BytesContent, FileContent, PartOfContent
+from aisfs.stores.port import BytesContent, FileContent, PartOfContent
 
 BIG = random.Random(5).randbytes((9 << 20) + 17)
 

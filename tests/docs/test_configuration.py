@@ -223,7 +223,7 @@ def test_mount_options_of_the_kernel():
 
 
 def test_the_token_chain_is_in_the_order_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from aisfs.ais.transport.auth import Credentials
+    from aisfs.stores.ais.auth import Credentials
 
     monkeypatch.setenv("HOME", str(tmp_path))
     chain = tmp_path / ".config" / "ais" / "cli" / "auth.token"

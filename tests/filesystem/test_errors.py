@@ -24,7 +24,7 @@ from aisfs.filesystem.errnos import ERRNOS, errno_of
 from aisfs.filesystem.nodes import RootNode
 from aisfs.model import Provider
 from aisfs.settings import Shards
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.filesystem.model import Member, tar_of
 from tests.filesystem.user import BUCKET, OFF, User, build, new_store, push_out
 

@@ -28,7 +28,7 @@ from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ByteRange
 from aisfs.settings import Shards, TreeSettings
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 
 BUCKET = Bucket("pets")
 OFF = {"attr_ttl": 0.0, "list_ttl": 0.0, "negative_ttl": 0.0}

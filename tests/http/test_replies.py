@@ -7,13 +7,13 @@ import time
 import pytest
 import trio
 
-from aisfs.ais.client import AISClient
 from aisfs.errors import AisfsError, ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
-from aisfs.store.content import BytesContent
-from aisfs.store.pipeline import CallPipeline
-from tests.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.pipeline import CallPipeline
+from aisfs.stores.port import BytesContent
+from tests.stores.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
 
 B = Bucket("b")
 OK = b"HTTP/1.1 200 OK\r\n"

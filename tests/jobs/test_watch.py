@@ -9,9 +9,9 @@ import trio
 import trio.testing
 from rich.console import Console
 
-from aisfs.ais.protocol.job_replies import Job, JobState
 from aisfs.app.jobs.watch import Display, run_to_end
 from aisfs.errors import ProtocolError
+from aisfs.stores.ais.jobs import Job, JobState
 
 RUNNING = Job(
     id="j1",

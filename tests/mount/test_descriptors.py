@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from aisfs.ais.client import AISClient
 from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
+from aisfs.stores.ais.client import AISClient
 from tests.support.mounts import COMMAND, eventually, is_mountpoint, mounted
 from tests.support.servers import running_server
 

@@ -18,8 +18,8 @@ import pytest
 
 from aisfs.core.staged.record import StagedRecord
 from aisfs.model import Bucket
-from tests.ais.scripted_server import Seen, reply, scripted_server
 from tests.mount.content import fill
+from tests.stores.ais.scripted_server import Seen, reply, scripted_server
 from tests.support.mounts import COMMAND, aisfs, environment, eventually, mounted, run, succeed
 from tests.support.servers import RunningServer, running_server
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ais.scripted_server import Seen, reply, scripted_server
 from tests.mount.content import fill
+from tests.stores.ais.scripted_server import Seen, reply, scripted_server
 from tests.support.mounts import (
     COMMAND,
     MountFailedError,

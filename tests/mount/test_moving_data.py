@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.ais.absence import READ_AGE, WRITE_AGE
+from aisfs.stores.ais.absence import READ_AGE, WRITE_AGE
 from tests.mount.content import fill
 from tests.mount.writable import MOVES_LOGGED, Writable, writable
 from tests.support.mounts import mounted

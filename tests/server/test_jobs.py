@@ -12,8 +12,8 @@ import pytest
 import requests
 from aistore.sdk import Client
 
-from aisfs.ais.protocol.shard_index import decode_shard_index
 from aisfs.model import ObjectInfo
+from aisfs.stores.ais.shard_index import decode_shard_index
 from tests.support.servers import RunningServer, running_server
 
 DEADLINE = 60.0

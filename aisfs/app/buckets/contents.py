@@ -30,8 +30,7 @@ from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.settings import ClusterSettings
-from aisfs.store.pages import pages_of
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore, pages_of
 
 FEW = 8
 """Keys of a directory that are asked for one by one; for more of them, the directory is listed."""

@@ -12,10 +12,10 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from aisfs.ais.transport.auth import Credentials
 from aisfs.errors import AisfsError
 from aisfs.model import SERVED, Bucket, Provider
 from aisfs.settings import ClusterSettings, use_file
+from aisfs.stores.ais.auth import Credentials
 
 _SECONDS = 0.5
 """Until AIStore must connect, and then answer: a person has typed the name by then."""

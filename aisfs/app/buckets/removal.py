@@ -11,11 +11,11 @@ from aisfs.app.buckets.places import Place, find_place
 from aisfs.app.plan import load_cluster
 from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.source import OpenSource, open_source
-from aisfs.app.stores import as_served, refuse_read_only
 from aisfs.core.names.sources import DatasetSource, Everything, ShardPattern
 from aisfs.errors import ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.at_once import each
+from aisfs.stores.pipeline import each
+from aisfs.stores.registry import as_served, refuse_read_only
 
 _Doomed = tuple[Bucket, ObjectInfo]
 """An object that is to be removed."""

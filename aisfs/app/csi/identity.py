@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from aisfs.ais.transport.token_exchange import exchange
 from aisfs.errors import ConfigError
 from aisfs.settings import token_exchange
+from aisfs.stores.ais.token_exchange import exchange
 
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 """What Kubernetes calls them, among the attributes or, from 1.35 on if the CSIDriver says so, the secrets."""

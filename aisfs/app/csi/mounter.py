@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 import trio
 
-from aisfs.ais.client import AISClient
 from aisfs.app import mount as mounts
 from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
@@ -34,6 +33,7 @@ from aisfs.app.plan import plan_mount
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, fields
 from aisfs.settings.values import existing_directory
+from aisfs.stores.ais.client import AISClient
 from aisfs.system import daemon
 from aisfs.system.logs import RecentWarnings
 from aisfs.system.memory import MachineMemory

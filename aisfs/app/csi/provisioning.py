@@ -15,7 +15,6 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from aisfs.ais.client import AISClient
 from aisfs.app.buckets.removal import remove
 from aisfs.app.csi.failures import Code, VolumeError
 from aisfs.app.csi.volumes import TOKEN, parse_settings
@@ -33,9 +32,9 @@ from aisfs.errors import (
 )
 from aisfs.model import SERVED
 from aisfs.settings import ClusterSettings
-from aisfs.store.content import BytesContent
-from aisfs.store.pipeline import CallPipeline
-from aisfs.store.retry import Retrier
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.pipeline import CallPipeline, Retrier
+from aisfs.stores.port import BytesContent
 
 T = TypeVar("T")
 

@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from aisfs.ais.client import AISClient
-from aisfs.ais.identification import identify_endpoint, wrong_scheme
-from aisfs.ais.protocol.identity import HEALTH, Identity
-from aisfs.ais.transport.auth import Credentials
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.app.plan import is_local
 from aisfs.app.source import open_source
 from aisfs.core.names.sources import Everything, Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
 from aisfs.settings import ClusterSettings
+from aisfs.stores.ais.auth import Credentials
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais.cluster import identify_endpoint, wrong_scheme
+from aisfs.stores.ais.replies import HEALTH, Identity
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SKEW = 300.0

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import trio
 
-from aisfs.ais.client import AISClient
-from aisfs.ais.jobs import Jobs
 from aisfs.settings import ClusterSettings
-from aisfs.store.pipeline import CallPipeline
-from aisfs.store.port import ObjectStore
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais.jobs import Jobs
+from aisfs.stores.pipeline import CallPipeline
+from aisfs.stores.port import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from aisfs.ais.jobs import Jobs
-from aisfs.ais.protocol.job_replies import SORT, Job
-from aisfs.ais.protocol.job_requests import INDEX_SHARD
 from aisfs.app.jobs.connection import open_cluster
 from aisfs.app.jobs.watch import Display, follow
 from aisfs.errors import Unsupported
+from aisfs.stores.ais.jobs import INDEX_SHARD, SORT, Job, Jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,16 @@ from functools import partial
 
 from rich.console import Console
 
-from aisfs.ais.jobs import Jobs
-from aisfs.ais.protocol.job_replies import Job
-from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
 from aisfs.app.jobs.connection import Cluster, open_cluster
 from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_shards
 from aisfs.app.jobs.watch import Display, run_to_end
 from aisfs.core.names.sources import DatasetSource
 from aisfs.errors import AlreadyExists, BucketNotFound, Unsupported
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.at_once import each
-from aisfs.store.pages import pages_of
+from aisfs.stores.ais.jobs import Job, Jobs
+from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_index_location
+from aisfs.stores.pipeline import each
+from aisfs.stores.port import pages_of
 
 _INSTEAD = (
     "`aisfs index SOURCE --publish` builds indexes on this machine and keeps them beside the shards"

@@ -9,7 +9,7 @@ from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import ShardSet
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

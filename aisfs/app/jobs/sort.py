@@ -11,8 +11,6 @@ from functools import partial
 
 from rich.console import Console
 
-from aisfs.ais.protocol.job_replies import Job
-from aisfs.ais.protocol.job_requests import SortRequest
 from aisfs.app.jobs.connection import Cluster, open_cluster
 from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_shards
 from aisfs.app.jobs.watch import Display, Ended, run_to_end
@@ -28,6 +26,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.ais.jobs import Job, SortRequest
 
 KINDS = {"name": "alphanumeric", "md5": "md5", "content": "content"}
 """By the words of `--by`, the algorithm of dSort."""

@@ -13,9 +13,8 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aisfs.ais.jobs import Jobs
-from aisfs.ais.protocol.job_replies import Job
 from aisfs.errors import AisfsError, JobNotFound
+from aisfs.stores.ais.jobs import Job, Jobs
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
 """Seconds between questions: each asks every target, and a job that takes long needs few."""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import trio
 
-from aisfs.ais.transport.client import VERSION
 from aisfs.app.monitoring.health import Health
 from aisfs.filesystem.xattrs import ABOUT, HEALTH
 from aisfs.metrics import Metrics, Totals
+from aisfs.stores.ais.transport import VERSION
 
 SAMPLE_SECONDS = 5.0
 WINDOWS = {"last_10_seconds": 10.0, "last_minute": 60.0}

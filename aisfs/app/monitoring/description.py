@@ -2,12 +2,12 @@
 
 import os
 
-from aisfs.ais.transport.client import VERSION
 from aisfs.app.plan import MountPlan, is_local
 from aisfs.app.services import Services
-from aisfs.app.stores import direct_store
 from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.filesystem.filesystem import FileSystem
+from aisfs.stores.ais.transport import VERSION
+from aisfs.stores.registry import direct_store
 
 
 def describe(

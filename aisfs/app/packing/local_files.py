@@ -11,7 +11,7 @@ from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
 from aisfs.core.names.sources import DirectorySource
 from aisfs.core.views.shuffled_tar import File, ShardNames
 from aisfs.errors import ContentUnreadable, SourceMissing
-from aisfs.store.local.links import Links
+from aisfs.stores.local import Links
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from aisfs.core.names.listing import is_plain_tar, shard_stem
 from aisfs.core.names.sources import ListedShard, encode_shard_list
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import ConfigError, Unsupported
-from aisfs.store.content import BytesContent
-from aisfs.store.port import WritableStore
+from aisfs.stores.port import BytesContent, WritableStore
 
 
 class Exporter:

@@ -31,9 +31,8 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.at_once import each
-from aisfs.store.pages import pages_of
-from aisfs.store.port import ObjectStore
+from aisfs.stores.pipeline import each
+from aisfs.stores.port import ObjectStore, pages_of
 
 _MOST_BYTES = 256 << 20
 """No index is longer."""

@@ -14,7 +14,7 @@ from aisfs.core.views.spec import LabelRule
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.read.indexer import saved_as
 from aisfs.errors import InvalidName, IsADirectory, NameTooLong, NotADirectory, Unsupported
-from aisfs.store.port import Content
+from aisfs.stores.port import Content
 
 RULES = ScanRules()
 """What usual mounts scan by."""

@@ -6,10 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from aisfs.app.plan import SourcePlan, load, load_cluster, read_shards
-from aisfs.app.stores import refuse_read_only
 from aisfs.core.views.spec import LabelRule, ViewSpec, parse_label
 from aisfs.errors import ConfigError
 from aisfs.settings import CacheSettings, Scan, TreeSettings, View
+from aisfs.stores.registry import refuse_read_only
 
 LIST_NAME = "shards.json"
 """What a list of shards is called beside the shards."""

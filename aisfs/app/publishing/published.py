@@ -32,8 +32,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.content import BytesContent
-from aisfs.store.port import ObjectStore, WritableStore
+from aisfs.stores.port import BytesContent, ObjectStore, WritableStore
 
 MISSING = "missing"
 

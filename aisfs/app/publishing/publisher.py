@@ -32,7 +32,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
-from aisfs.store.local.store import LocalStore
+from aisfs.stores.local import LocalStore
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import trio
 
 from aisfs.app.source import connect
-from aisfs.app.stores import origin_of_store
 from aisfs.core.checksums import is_known
 from aisfs.core.names.sources import BucketSource, DirectorySource, Everything, Source
-from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
@@ -36,9 +34,10 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import ClusterSettings, WriteSettings
-from aisfs.store.content import BytesContent, checksum_of
-from aisfs.store.pipeline import CallPipeline
-from aisfs.store.port import Content, WritableStore
+from aisfs.stores.pipeline import CallPipeline
+from aisfs.stores.port import BytesContent, Content, WritableStore, checksum_of
+from aisfs.stores.posix_metadata import with_posix_metadata
+from aisfs.stores.registry import origin_of_store
 
 __all__ = [
     "LostPart",

@@ -24,7 +24,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from aisfs.core.names.listing import child_prefix, is_shard_of_dataset
 from aisfs.core.names.sources import DatasetSource
-from aisfs.core.staged.posix_metadata import is_link
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.posix_metadata import is_link
 
 SHARD = "shard"
 EXCLUDED = "excluded object"

@@ -40,7 +40,7 @@ from aisfs.errors import Archived, NotFound, SourceMissing, Stale
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import View
-from aisfs.store.at_once import all_of
+from aisfs.stores.pipeline import all_of
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from aisfs.core.names.sources import (
     pattern_without_aistore,
 )
 from aisfs.core.names.urls import url_of
-from aisfs.core.staged.posix_metadata import is_link
 from aisfs.core.views.merged import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
@@ -29,7 +28,8 @@ from aisfs.engine.listing.lister import Lister
 from aisfs.errors import AisfsError, ConfigError, NotFound, SourceMissing
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
+from aisfs.stores.posix_metadata import is_link
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import trio
 from aisfs.engine.fetch.object_state import Source
 from aisfs.errors import AccessDenied, AisfsError, ProtocolError, Unsupported
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import Arrived, ObjectStore
+from aisfs.stores.port import Arrived, ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.engine.hooks import Hooks
 from aisfs.errors import AisfsError, NoRanges, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 from aisfs.system.memory import give_memory_back
 from aisfs.system.threads import any_thread
 

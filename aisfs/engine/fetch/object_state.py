@@ -14,7 +14,7 @@ from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.part import Data, Part, Received
 from aisfs.errors import untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.port import Arrived
+from aisfs.stores.port import Arrived
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.logs import DISK, MEMORY, request_log
 from aisfs.system.threads import any_thread

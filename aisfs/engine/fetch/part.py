@@ -12,7 +12,7 @@ import trio
 from aisfs.engine.fetch.buffers import BufferPool, ReadCounts, buffer_size
 from aisfs.errors import untraced
 from aisfs.model import ByteRange
-from aisfs.store.port import Arrived
+from aisfs.stores.port import Arrived
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.logs import DISK, request_log
 from aisfs.system.threads import any_thread

@@ -9,7 +9,7 @@ from aisfs.cache.format import EntryId
 from aisfs.engine.fetch.object_state import Source
 from aisfs.errors import NoRanges, Unavailable
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 
 Cached = tuple[BlockCache, EntryId, Source]
 """Where an object is on disk, and what brings it there."""

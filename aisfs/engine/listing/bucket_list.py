@@ -6,7 +6,7 @@ import trio
 
 from aisfs.cache.names import Dated, SingleFlight
 from aisfs.model import Bucket
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 from aisfs.system.threads import any_thread
 
 

@@ -41,7 +41,7 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page
-from aisfs.store.port import ObjectStore
+from aisfs.stores.port import ObjectStore
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from aisfs.cache.names import DirectoryId
 from aisfs.core.names.listing import Listed, child_key, child_prefix, entry_name, is_key
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
-from aisfs.store.at_once import all_of
-from aisfs.store.port import ObjectStore
+from aisfs.stores.pipeline import all_of
+from aisfs.stores.port import ObjectStore
 
 log = logging.getLogger(__name__)
 

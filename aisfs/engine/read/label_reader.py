@@ -28,8 +28,8 @@ from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.errors import AccessDenied, AisfsError, ProtocolError, Unsupported
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.at_once import all_of
-from aisfs.store.port import ObjectStore
+from aisfs.stores.pipeline import all_of
+from aisfs.stores.port import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from aisfs.engine.fetch.whole_object import Cached, whole_stream
 from aisfs.engine.read.wanted_range import WantedRange, fail_all, hand_over
 from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.port import Arrived
+from aisfs.stores.port import Arrived
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
 

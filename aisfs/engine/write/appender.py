@@ -16,7 +16,6 @@ from functools import partial
 
 import trio
 
-from aisfs.core.staged.posix_metadata import mode_of, with_posix_metadata
 from aisfs.core.views.tree import MembersView
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.read.indexer import Indexer
@@ -24,7 +23,8 @@ from aisfs.engine.write.shard_copy import Growth, NewMember, ShardCopy
 from aisfs.engine.write.staging import StagedFile, StagingArea
 from aisfs.errors import AisfsError, Stale, untraced
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.store.port import WritableStore
+from aisfs.stores.port import WritableStore
+from aisfs.stores.posix_metadata import mode_of, with_posix_metadata
 
 KEEP_SECONDS = 30.0
 """How long a copy waits for further members; longer than a program is busy with one of them."""

@@ -18,7 +18,7 @@ from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.write.staging import NEVER, StagedFile
 from aisfs.errors import AisfsError
-from aisfs.store.port import UploadAhead, WritableStore
+from aisfs.stores.port import UploadAhead, WritableStore
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aisfs.engine.write.staging_errors import StagingErrors
 from aisfs.errors import AisfsError, OutOfSpace
-from aisfs.store.content import FileContent, PartOfContent
+from aisfs.stores.port import FileContent, PartOfContent
 
 
 class JournalSegment:

@@ -18,8 +18,7 @@ from aisfs.core.views.shuffled_tar import member_header
 from aisfs.engine.read.shard_scanner import scan_local
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, ShardDamaged, Unsupported
-from aisfs.store.content import BytesContent, FileContent, pieces_of
-from aisfs.store.port import Content
+from aisfs.stores.port import BytesContent, Content, FileContent, pieces_of
 
 END_MARK = bytes(2 * BLOCK)
 """What ends a tar. Padding to a whole record, as tar writes for tapes, is not needed."""

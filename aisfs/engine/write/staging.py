@@ -32,8 +32,7 @@ from aisfs.engine.write.staging_errors import StagingErrors, of_staging_disk
 from aisfs.engine.write.staging_slot import StagingSlot
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
 from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
-from aisfs.store.content import FileContent
-from aisfs.store.port import UploadAhead
+from aisfs.stores.port import FileContent, UploadAhead
 from aisfs.system import locks
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.logs import STAGING, request_log

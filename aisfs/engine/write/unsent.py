@@ -18,8 +18,7 @@ from aisfs.core.staged.journal import Frame, Gap, decode, live, session_seed
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging_errors import of_staging_disk
 from aisfs.errors import Unavailable
-from aisfs.store.content import FileContent, PartOfContent
-from aisfs.store.port import Content
+from aisfs.stores.port import Content, FileContent, PartOfContent
 
 log = logging.getLogger(__name__)
 

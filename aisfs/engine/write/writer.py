@@ -13,7 +13,6 @@ from pathlib import Path
 import trio
 
 from aisfs.core.names.listing import INDEX_DIRECTORY, IndexPlace, shard_of_published
-from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.read.sources.index_bucket import IndexBucket
@@ -33,9 +32,8 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.content import BytesContent
-from aisfs.store.pages import pages_of
-from aisfs.store.port import WritableStore
+from aisfs.stores.port import BytesContent, WritableStore, pages_of
+from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from aisfs.core.names.listing import (
     Listing,
     is_shard,
 )
-from aisfs.core.staged.posix_metadata import is_link
 from aisfs.engine.hooks import ListingChanged
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import BucketNotFound
@@ -36,6 +35,7 @@ from aisfs.filesystem.nodes import (
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import Shards
+from aisfs.stores.posix_metadata import is_link
 from aisfs.system.threads import any_thread
 
 __all__ = ["Found", "FoundMember", "Tree"]

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from aisfs.core.names import listing
 from aisfs.core.names.inodes import directory_number, member_number
-from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.appender import Appended
 from aisfs.engine.write.staging import StagedFile
@@ -31,6 +30,7 @@ from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.acknowledge import Acknowledger
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.posix_metadata import mode_of, mtime_of
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)

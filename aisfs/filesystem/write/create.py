@@ -13,7 +13,6 @@ from msgspec import structs
 
 from aisfs.core.names import listing
 from aisfs.core.names.listing import is_shard
-from aisfs.core.staged.posix_metadata import LINK, is_link
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import (
@@ -46,6 +45,7 @@ from aisfs.filesystem.written.content_lock import ContentLock
 from aisfs.filesystem.written.files import WrittenFile, pending_node
 from aisfs.model import Bucket
 from aisfs.settings import Shards
+from aisfs.stores.posix_metadata import LINK, is_link
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)

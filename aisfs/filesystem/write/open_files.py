@@ -5,7 +5,6 @@ import time
 from collections import Counter
 
 from aisfs.core.names.inodes import split_member
-from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.staging import StagedFile
@@ -17,6 +16,7 @@ from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import ObjectInfo
+from aisfs.stores.posix_metadata import mode_of, mtime_of
 from aisfs.system.threads import any_thread
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from aisfs.core.staged.posix_metadata import LINK, mode_of, mtime_of
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, NotFound, NotPermitted, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Attr
@@ -24,6 +23,7 @@ from aisfs.filesystem.write.create import Creator, kept_mode
 from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.settings import WriteSettings
+from aisfs.stores.posix_metadata import LINK, mode_of, mtime_of
 
 log = logging.getLogger(__name__)
 

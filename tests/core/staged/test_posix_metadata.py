@@ -2,15 +2,8 @@
 
 import pytest
 
-from aisfs.core.staged.posix_metadata import (
-    LINK,
-    MODE,
-    is_link,
-    mode_of,
-    with_posix_metadata,
-    with_type,
-)
 from aisfs.model import ObjectInfo
+from aisfs.stores.posix_metadata import LINK, MODE, is_link, mode_of, with_posix_metadata, with_type
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.staged.posix_metadata import MODE, MTIME, mode_of, mtime_of, with_posix_metadata
 from aisfs.core.staged.record import StagedRecord
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.stores.posix_metadata import MODE, MTIME, mode_of, mtime_of, with_posix_metadata
 
 names = st.binary(max_size=30).map(lambda raw: raw.decode(errors="surrogateescape"))
 

@@ -15,7 +15,7 @@ from aisfs.errors import NotFound, Stale, Unavailable
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.settings import View
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.core.views.test_labels import tar_of
 from tests.engine.read.test_indexer import indexing
 

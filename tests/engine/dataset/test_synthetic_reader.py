@@ -22,7 +22,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ByteRange
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 
 BUCKET = Bucket("b")
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from aisfs.engine.fetch.part import BOOKS
 from aisfs.engine.fetch.writer_thread import background_thread
 from aisfs.errors import NotFound, ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 
 BUCKET = Bucket("b")
 MIB = 1 << 20

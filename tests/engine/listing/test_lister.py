@@ -12,7 +12,7 @@ from aisfs.engine.listing.lister import SINGLE_LOOKUPS, Lister
 from aisfs.errors import AccessDenied, BucketNotFound, Unavailable, Unsupported
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 
 BUCKET = Bucket("pets")
 

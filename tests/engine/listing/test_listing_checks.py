@@ -14,7 +14,7 @@ from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirecto
 from aisfs.errors import OutOfSpace, ProtocolError
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Keys, ObjectInfo, Page
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.engine.listing.test_lister import BUCKET, make
 
 TTL = 60.0

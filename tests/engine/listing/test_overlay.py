@@ -7,7 +7,7 @@ from aisfs.cache.names import WOULD_WAIT, MetadataCache
 from aisfs.engine.listing.lister import Lister
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 
 B = Bucket("b")
 

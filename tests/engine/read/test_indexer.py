@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
 from aisfs.cache.files import IndexCache
 from aisfs.core.index.published import ScanRules
 from aisfs.engine.fetch.fetcher import Fetcher
@@ -19,8 +18,9 @@ from aisfs.engine.read.sources.shard_index import ShardIndexSource
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.errors import AccessDenied, BucketNotFound, Unavailable
 from aisfs.model import Bucket
-from aisfs.store.memory import MemoryStore
-from tests.ais.protocol.test_shard_index import as_aistore_does, payload, sealed
+from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_index_location
+from aisfs.stores.memory import MemoryStore
+from tests.stores.ais.test_shard_index import as_aistore_does, payload, sealed
 from tests.support.tars import entry
 
 BUCKET = Bucket("b")

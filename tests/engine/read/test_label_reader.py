@@ -32,7 +32,7 @@ from aisfs.engine.read.shard_scanner import ShardScanner
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.errors import ProtocolError, Stale, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.core.views.test_labels import scan
 
 BUCKET = Bucket("b")

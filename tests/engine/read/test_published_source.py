@@ -21,7 +21,7 @@ from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.read.sources.published import PublishedSource
 from aisfs.errors import AccessDenied, AisfsError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.core.views.test_labels import CLS
 from tests.engine.read.test_indexer import indexing
 from tests.support.tars import END, entry

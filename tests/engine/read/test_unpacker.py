@@ -16,7 +16,7 @@ from aisfs.engine.read import unpacker as unpacking
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.errors import ArchiveTooLarge, ShardDamaged, Stale, Unsupported
 from aisfs.model import Bucket, ByteRange
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.support.archives import COMPRESSIONS, make_tar, text
 
 BUCKET = Bucket("b")

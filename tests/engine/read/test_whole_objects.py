@@ -9,7 +9,7 @@ from aisfs.cache.block_cache import BlockCache
 from aisfs.core.names.formats import Form
 from aisfs.errors import AisfsError, ArchiveTooLarge, NoRanges, Stale, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.engine.read.test_unpacker import unpacking_from
 from tests.support.archives import COMPRESSIONS
 

@@ -17,8 +17,8 @@ from aisfs.engine.write.shard_copy import END_MARK, NewMember, ShardCopy
 from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import ContentUnreadable, OutOfSpace, ShardDamaged, Stale, Unavailable
 from aisfs.model import Bucket
-from aisfs.store.content import BytesContent
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
+from aisfs.stores.port import BytesContent
 from tests.support.tars import END, entry
 
 B = Bucket("b")

@@ -14,7 +14,7 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, lost_parts, unsent_files
 from aisfs.errors import Stale, Unavailable
 from aisfs.model import Bucket
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.support.old_journal import old_frame
 
 SESSION = "0123456789ab"

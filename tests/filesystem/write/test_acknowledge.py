@@ -17,7 +17,7 @@ from aisfs.filesystem.write import acknowledge
 from aisfs.filesystem.write.acknowledge import Acknowledger
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.memory import MemoryStore
+from aisfs.stores.memory import MemoryStore
 from tests.support.mounts import eventually
 
 BUCKET = Bucket("b")

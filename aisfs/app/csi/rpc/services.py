@@ -14,8 +14,6 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.wrappers_pb2 import BoolValue
 
-from aisfs.ais.client import AISClient
-from aisfs.ais.transport.client import VERSION
 from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.metrics import DriverMetrics
 from aisfs.app.csi.permitted import Permitted
@@ -32,6 +30,8 @@ from aisfs.app.csi.targets import (
 from aisfs.app.csi.volumes import parse_volume
 from aisfs.errors import AisfsError
 from aisfs.settings import ClusterSettings, MonitoringSettings
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais.transport import VERSION
 
 log = logging.getLogger(__name__)
 

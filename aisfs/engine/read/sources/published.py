@@ -42,9 +42,8 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.at_once import all_of
-from aisfs.store.pages import pages_of
-from aisfs.store.port import ObjectStore
+from aisfs.stores.pipeline import all_of
+from aisfs.stores.port import ObjectStore, pages_of
 
 T = TypeVar("T")
 

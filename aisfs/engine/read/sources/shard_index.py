@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
 from aisfs.cache.files import IndexCache
 from aisfs.cache.names import SingleFlight
 from aisfs.core.index.builder import NestedTars
@@ -21,8 +20,8 @@ from aisfs.core.names.formats import Form
 from aisfs.engine.read.sources.source import FormedShard, FoundIndex
 from aisfs.errors import AccessDenied, AisfsError, BucketNotFound, Unsupported
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.pages import pages_of
-from aisfs.store.port import ObjectStore
+from aisfs.stores.ais.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
+from aisfs.stores.port import ObjectStore, pages_of
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The job `index-shard`: for each plain tar of a bucket, an object that says where its members are.
 
-The layout is in `aisfs.ais.protocol.shard_index`. The index of a shard goes when the shard is deleted,
+The layout is in `aisfs.stores.ais.shard_index`. The index of a shard goes when the shard is deleted,
 and stays, out of date, when the shard is overwritten. Entries come in any order, as from a Go map.
 """
 

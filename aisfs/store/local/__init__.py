@@ -1,1 +1,0 @@
-"""A local directory as a store, to read and to write."""

@@ -1,4 +1,0 @@
-"""Plain web servers, WebDAV and Hugging Face as stores, to be read.
-
-`store` is the entrance for web servers, `hub` that for Hugging Face.
-"""
