@@ -13,12 +13,18 @@ from aisfs.app.services import Services
 from aisfs.core.names.sources import DatasetSource
 from aisfs.core.views.shuffled_tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
-from aisfs.engine.dataset.label_table import NO_CLASSES, find_classes, read_table
-from aisfs.engine.dataset.loose_objects import find_loose_objects, nothing
 from aisfs.engine.dataset.merger import Merger
-from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.dataset.reshuffler import reshuffle
-from aisfs.engine.dataset.shard_set import ShardSet, find_shards
+from aisfs.engine.dataset.shard_set import (
+    NO_CLASSES,
+    OpenProgress,
+    ShardSet,
+    find_classes,
+    find_loose_objects,
+    find_shards,
+    nothing,
+    read_table,
+)
 from aisfs.errors import SourceMissing
 from aisfs.filesystem.trees.bucket_tree import Names
 from aisfs.filesystem.trees.dataset_tree import DatasetTree

@@ -22,8 +22,8 @@ from aisfs.core.views.spec import ViewSpec
 from aisfs.core.views.summary import LABEL_MAX, Sizes, Summary, holes, shown
 from aisfs.core.views.tree import MembersView
 from aisfs.engine.dataset.shard_set import find_shards
-from aisfs.engine.listing.lister import Lister
-from aisfs.engine.read.header_scan import ScanReport
+from aisfs.engine.listing import Lister
+from aisfs.engine.scanning import ScanReport
 from aisfs.errors import (
     AisfsError,
     NotFound,

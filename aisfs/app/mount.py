@@ -25,7 +25,7 @@ from aisfs.app.services import CLOCK, Services, open_services
 from aisfs.app.writing.write_back import build_write_layer, upload_rest
 from aisfs.core.names.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger
-from aisfs.engine.dataset.progress import OpenProgress
+from aisfs.engine.dataset.shard_set import OpenProgress
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker
 from aisfs.filesystem.filesystem import FileSystem

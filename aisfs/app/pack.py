@@ -54,9 +54,8 @@ from aisfs.core.views.shuffled_tar import (
     without_dots,
 )
 from aisfs.core.views.spec import LabelRule, parse_classes, parse_label
-from aisfs.engine.dataset.label_table import read_classes
-from aisfs.engine.dataset.shard_set import Shard
-from aisfs.engine.read.sources.index_bucket import IndexBucket
+from aisfs.engine.dataset.shard_set import Shard, read_classes
+from aisfs.engine.index_sources import IndexBucket
 from aisfs.errors import (
     AccessDenied,
     ConfigError,

@@ -20,27 +20,20 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.sources import DatasetSource, Source
 from aisfs.core.views.sample_views import samples_view
 from aisfs.core.views.tree import MembersView, members_only, without_folders
-from aisfs.engine.dataset.synthetic_reader import SyntheticReader
-from aisfs.engine.fetch.batches import Batches
-from aisfs.engine.fetch.buffers import ReadCounts
-from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.fetch.writer_thread import BackgroundThread, background_thread, unattended
-from aisfs.engine.hooks import Hooks
-from aisfs.engine.listing.lister import Lister
-from aisfs.engine.read.archive_forms import ArchiveForms
-from aisfs.engine.read.cache_coverage import CacheCoverage
-from aisfs.engine.read.header_scan import TarFeeder
-from aisfs.engine.read.indexer import Indexer
-from aisfs.engine.read.label_reader import LabelReader
-from aisfs.engine.read.prefetcher import Prefetcher
-from aisfs.engine.read.reader import Reader
-from aisfs.engine.read.shard_scanner import ShardScanner
-from aisfs.engine.read.sources.index_bucket import IndexBucket
-from aisfs.engine.read.sources.published import PublishedSource
-from aisfs.engine.read.sources.shard_index import ShardIndexSource
-from aisfs.engine.read.sources.source import IndexSource
-from aisfs.engine.read.unpacker import Unpacker
-from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.batches import Batches
+from aisfs.engine.buffers import ReadCounts
+from aisfs.engine.dataset.reshuffler import SyntheticReader
+from aisfs.engine.disk import BackgroundThread, background_thread, unattended
+from aisfs.engine.fetcher import Fetcher, Hooks
+from aisfs.engine.index_sources import IndexBucket, IndexSource, PublishedSource, ShardIndexSource
+from aisfs.engine.labels import LabelReader
+from aisfs.engine.listing import Lister
+from aisfs.engine.prefetcher import Prefetcher
+from aisfs.engine.reader import Reader
+from aisfs.engine.scanning import ShardScanner, TarFeeder
+from aisfs.engine.shards import ArchiveForms, CacheCoverage, Indexer
+from aisfs.engine.unpacker import Unpacker
+from aisfs.engine.writing.staging import StagingArea
 from aisfs.errors import (
     AisfsError,
     ConfigError,

@@ -21,7 +21,7 @@ from aisfs.core.names.sources import (
     parse_source,
 )
 from aisfs.engine.dataset.shard_set import what_is_there
-from aisfs.engine.read.sources.index_bucket import IndexBucket
+from aisfs.engine.index_sources import IndexBucket
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

@@ -8,7 +8,7 @@ from msgspec import structs
 from aisfs.cache.names import WOULD_WAIT
 from aisfs.core.names.inodes import numbers_of
 from aisfs.core.views.tree import MembersView
-from aisfs.engine.listing.overlay import Overlay
+from aisfs.engine.overlay import Overlay
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry, FileRun
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows, ObjectRun
 from aisfs.filesystem.inodes import Inodes

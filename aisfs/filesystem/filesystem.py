@@ -13,10 +13,10 @@ from aisfs.core.index.member_index import MemberKind
 from aisfs.core.names.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.core.names.listing import NAME_MAX
 from aisfs.core.views.tree import MembersView
-from aisfs.engine.dataset.synthetic_reader import SyntheticReader
-from aisfs.engine.fetch.part import Data
-from aisfs.engine.listing.overlay import Overlay
-from aisfs.engine.read.reader import Reader
+from aisfs.engine.dataset.reshuffler import SyntheticReader
+from aisfs.engine.overlay import Overlay
+from aisfs.engine.parts import Data
+from aisfs.engine.reader import Reader
 from aisfs.errors import (
     AisfsError,
     IsADirectory,

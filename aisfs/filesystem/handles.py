@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from aisfs.engine.read.open_member import OpenMember
+from aisfs.engine.reader import OpenMember
 from aisfs.filesystem.attributes import Entry, FileRun
 from aisfs.filesystem.nodes import FileNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.shard_folders import Listed

@@ -14,9 +14,8 @@ from aisfs.cache.names import WOULD_WAIT, WouldWait
 from aisfs.core.names.inodes import slot_of, split_member
 from aisfs.core.names.listing import NAME_MAX
 from aisfs.core.views.tree import MembersView
-from aisfs.engine.fetch.part import Data, Received
-from aisfs.engine.read.open_member import MemberReads
-from aisfs.engine.read.reader import Reader
+from aisfs.engine.parts import Data, Received
+from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import FileSystem

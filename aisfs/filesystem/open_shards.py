@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aisfs.core.views.tree import MembersView
-from aisfs.engine.fetch.part import Data
-from aisfs.engine.read.open_member import MemberReads
-from aisfs.engine.read.reader import Reader
+from aisfs.engine.parts import Data
+from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode

@@ -12,7 +12,7 @@ from aisfs.core.index.columns import column_at
 from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.names.inodes import directory_number, member_number, split_member
 from aisfs.core.views.tree import Child, Directory, MembersView
-from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.shards import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from aisfs.core.names.formats import Form
 from aisfs.core.names.inodes import ROOT, split_member
 from aisfs.core.views.tree import MembersView
-from aisfs.engine.read.cache_coverage import CacheCoverage
+from aisfs.engine.shards import CacheCoverage
 from aisfs.errors import AisfsError, NoSuchAttribute, NotPermitted
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode

@@ -12,7 +12,7 @@ from aisfs.core.index.published import LabelColumn, ScanRules, encode_published
 from aisfs.core.names.listing import place_in
 from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelRule, LabelSource
-from aisfs.engine.read.indexer import saved_as
+from aisfs.engine.shards import saved_as
 from aisfs.model import Bucket, ObjectInfo
 from bench.data import IMAGE, Samples, write_labelled_shards
 from bench.engine import Contender, Reading, Row, epoch, measure

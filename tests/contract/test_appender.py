@@ -7,9 +7,8 @@ import tarfile
 import pytest
 import trio
 
-from aisfs.engine.write.appender import Appender
-from aisfs.engine.write.shard_copy import END_MARK, NewMember
-from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.writing.appender import END_MARK, Appender, NewMember
+from aisfs.engine.writing.staging import StagingArea
 from aisfs.errors import BucketNotFound, NotFound, ShardDamaged, Unsupported
 from aisfs.stores.port import BytesContent
 

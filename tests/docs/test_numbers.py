@@ -6,8 +6,7 @@ from aisfs.app import memory, services
 from aisfs.cache import format, maintenance, names, resident
 from aisfs.core.policy import shard_readers
 from aisfs.core.views import samples
-from aisfs.engine.fetch import buffers, fetcher, retained_parts
-from aisfs.engine.read import header_scan
+from aisfs.engine import buffers, fetcher, parts, scanning
 from aisfs.fuse.mounting import kernel_settings
 from tests.docs.documents import SEMANTICS, section
 
@@ -36,9 +35,9 @@ TOLD = [
     (f"`read_ahead_kb` is raised to {kernel_settings.READ_AHEAD_KB}", True),
     (f"`max_background` to {kernel_settings.MAX_BACKGROUND}", True),
     (f"begin with {shard_readers.GLANCE_MIN >> 10} to {shard_readers.GLANCE_MAX >> 10} KiB", True),
-    (f"up to {header_scan.WALKS} shards at once", True),
-    (f"{header_scan.STREAMS} shards are streamed at once", True),
-    (f"for {retained_parts.SCANNED_SECONDS / 60:.0f} minutes", True),
+    (f"up to {scanning.WALKS} shards at once", True),
+    (f"{scanning.STREAMS} shards are streamed at once", True),
+    (f"for {parts.SCANNED_SECONDS / 60:.0f} minutes", True),
 ]
 
 

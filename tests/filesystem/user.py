@@ -8,17 +8,15 @@ import trio
 
 from aisfs.cache.names import MetadataCache
 from aisfs.core.names.inodes import ROOT, split_member
-from aisfs.engine.dataset.synthetic_reader import SyntheticReader
-from aisfs.engine.fetch.batches import Batches
-from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.hooks import Hooks
-from aisfs.engine.listing.lister import Lister
-from aisfs.engine.read.archive_forms import ArchiveForms
-from aisfs.engine.read.indexer import Indexer
-from aisfs.engine.read.prefetcher import Prefetcher
-from aisfs.engine.read.reader import Reader
-from aisfs.engine.read.shard_scanner import ShardScanner
-from aisfs.engine.read.unpacker import Unpacker
+from aisfs.engine.batches import Batches
+from aisfs.engine.dataset.reshuffler import SyntheticReader
+from aisfs.engine.fetcher import Fetcher, Hooks
+from aisfs.engine.listing import Lister
+from aisfs.engine.prefetcher import Prefetcher
+from aisfs.engine.reader import Reader
+from aisfs.engine.scanning import ShardScanner
+from aisfs.engine.shards import ArchiveForms, Indexer
+from aisfs.engine.unpacker import Unpacker
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle

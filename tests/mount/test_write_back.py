@@ -14,7 +14,7 @@ import pytest
 
 from aisfs.app.watching.status import read_counters, summary
 from aisfs.cli.exits import Exit
-from aisfs.engine.write.unsent import sole_uploader
+from aisfs.engine.writing.unsent import sole_uploader
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, environment, eventually, start_aisfs
 from tests.support.servers import RunningServer, running_server

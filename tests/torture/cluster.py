@@ -15,7 +15,7 @@ from typing import Any
 
 import requests
 
-from aisfs.engine.write.unsent import unsent_files
+from aisfs.engine.writing.unsent import unsent_files
 from tests.support.mounts import aisfs, daemons, eventually, is_mountpoint
 from tests.support.servers import RunningServer, running_server
 from tests.torture.foreign import CALM

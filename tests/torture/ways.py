@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aisfs.engine.listing.own_directories import FRESH_SECONDS
+from aisfs.engine.overlay import FRESH_SECONDS
 from tests.torture.foreign import BrokenObject, Foreign
 from tests.torture.ledger import ABSENT, Ledger, Shelf, Waiting, digest, pick_size
 

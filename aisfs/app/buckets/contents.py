@@ -26,7 +26,7 @@ from aisfs.core.names.sources import (
     SourceArg,
 )
 from aisfs.engine.dataset.shard_set import read_shard_list, what_is_there
-from aisfs.engine.listing.probes import Probes
+from aisfs.engine.overlay import Probes
 from aisfs.errors import AccessDenied, ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.settings import ClusterSettings

@@ -10,8 +10,14 @@ from pathlib import Path
 
 from aisfs.app.display.units import size_text
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.engine.write.staging_errors import StagingErrors
-from aisfs.engine.write.unsent import DATA, PARKED, RECORD, lost_parts, unsent_files
+from aisfs.engine.writing.unsent import (
+    DATA,
+    PARKED,
+    RECORD,
+    StagingErrors,
+    lost_parts,
+    unsent_files,
+)
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.fuse.mounting.kernel_settings import mounted_filesystems
 from aisfs.settings import CACHE_LEAST, MIB, CacheSettings, WriteSettings

@@ -4,7 +4,7 @@ import os
 
 from aisfs.app.plan import MountPlan, is_local
 from aisfs.app.services import Services
-from aisfs.engine.dataset.progress import OpenProgress
+from aisfs.engine.dataset.shard_set import OpenProgress
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.stores.ais.transport import VERSION
 from aisfs.stores.registry import direct_store

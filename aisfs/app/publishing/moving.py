@@ -17,7 +17,7 @@ from aisfs.core.index.published import decode_published, encode_published
 from aisfs.core.names.listing import INDEX_DIRECTORY, IndexPlace, published_key, shard_of_published
 from aisfs.core.names.sources import DatasetSource, GlobPattern, KeyFilter, ShardPattern
 from aisfs.engine.dataset.shard_set import read_shard_list
-from aisfs.engine.read.sources.index_bucket import IndexBucket
+from aisfs.engine.index_sources import IndexBucket
 from aisfs.errors import (
     BucketNotFound,
     ConfigError,

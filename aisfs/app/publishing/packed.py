@@ -12,7 +12,7 @@ from aisfs.core.index.published import LabelColumn, PublishedIndex, ScanRules
 from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelRule
 from aisfs.engine.dataset.shard_set import Shard
-from aisfs.engine.read.indexer import saved_as
+from aisfs.engine.shards import saved_as
 from aisfs.errors import InvalidName, IsADirectory, NameTooLong, NotADirectory, Unsupported
 from aisfs.stores.port import Content
 

@@ -19,7 +19,7 @@ from aisfs.core.index.published import (
 )
 from aisfs.core.names.listing import IndexPlace, is_shard
 from aisfs.engine.dataset.shard_set import Shard
-from aisfs.engine.read.sources.index_bucket import IndexBucket
+from aisfs.engine.index_sources import IndexBucket
 from aisfs.errors import (
     AccessDenied,
     AlreadyExists,

@@ -20,7 +20,7 @@ from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.core.views.summary import shown
 from aisfs.core.views.tree import without_folders
 from aisfs.engine.dataset.shard_set import Shard, find_shards
-from aisfs.engine.read.indexer import saved_as
+from aisfs.engine.shards import saved_as
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

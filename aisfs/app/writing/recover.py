@@ -10,13 +10,12 @@ import trio
 from aisfs.app.source import connect
 from aisfs.core.checksums import is_known
 from aisfs.core.names.sources import BucketSource, DirectorySource, Everything, Source
-from aisfs.core.staged.record import StagedRecord, version_text
-from aisfs.engine.write.appender import Appender
-from aisfs.engine.write.shard_copy import END_MARK, NewMember
-from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.staging_errors import StagingErrors
-from aisfs.engine.write.unsent import (
+from aisfs.engine.writing.appender import END_MARK, Appender, NewMember
+from aisfs.engine.writing.record import StagedRecord, version_text
+from aisfs.engine.writing.staging import StagingArea
+from aisfs.engine.writing.unsent import (
     LostPart,
+    StagingErrors,
     UnsentFile,
     adopt_dead_sessions,
     lost_parts,

@@ -9,8 +9,8 @@ import trio
 from aisfs.app.plan import MountPlan, origin_of
 from aisfs.app.services import CLOCK, Services
 from aisfs.app.writing.recover import upload_acknowledged
-from aisfs.engine.write.unsent import UnsentFile, sole_uploader, unsent_files
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.writing.unsent import UnsentFile, sole_uploader, unsent_files
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import DirectoryNode

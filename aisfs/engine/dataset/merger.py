@@ -1,6 +1,10 @@
-"""Builds the common directories of all shards, once they are asked for, and again when one changed."""
+"""Builds the common directories of all shards, once they are asked for, and again when one changed.
+
+Tells in the log what became of a join: which source lacks keys, which parts two of them have.
+"""
 
 import logging
+import os
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +15,7 @@ import trio
 from aisfs.cache.names import SingleFlight
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn
-from aisfs.core.views.join import Column, JoinedSamples, join_samples
+from aisfs.core.views.join import UNJOINED, Column, JoinedSamples, join_samples
 from aisfs.core.views.merged import MergedView
 from aisfs.core.views.sample_views import (
     Labelled,
@@ -28,14 +32,17 @@ from aisfs.core.views.sample_views import (
 from aisfs.core.views.samples import count_samples
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
-from aisfs.engine.dataset.exclusions import DAMAGED
-from aisfs.engine.dataset.join_report import report_join
-from aisfs.engine.dataset.label_table import NO_CLASSES, StoredClasses
-from aisfs.engine.dataset.open_many import open_each
-from aisfs.engine.dataset.progress import OpenProgress
-from aisfs.engine.dataset.shard_set import Shard, ShardSet
-from aisfs.engine.read.indexer import Indexer
-from aisfs.engine.read.shard_scanner import ReadContent
+from aisfs.engine.dataset.shard_set import (
+    DAMAGED,
+    NO_CLASSES,
+    OpenProgress,
+    Shard,
+    ShardSet,
+    StoredClasses,
+    open_each,
+)
+from aisfs.engine.scanning import ReadContent
+from aisfs.engine.shards import Indexer
 from aisfs.errors import Archived, NotFound, SourceMissing, Stale
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
@@ -43,6 +50,37 @@ from aisfs.settings import View
 from aisfs.stores.pipeline import all_of
 
 log = logging.getLogger(__name__)
+
+NAMED_MAX = 5
+"""Extensions and sources that a line of the log names."""
+
+
+def report_join(joined: JoinedSamples, sources: Sequence[str]) -> None:
+    """Log the keys of each source, the parts that were left out, and why nothing was joined.
+
+    Args:
+        joined: The samples.
+        sources: The words of the sources.
+    """
+    for text, (number, _) in zip(sources, joined.found, strict=True):
+        log.info("--join: %d keys in %s", number, text)
+    if joined.repeated:
+        named = ", ".join(
+            f"{number} of {os.fsdecode(extension)!r}"
+            for extension, number in joined.repeated.most_common(NAMED_MAX)
+        )
+        log.warning(
+            "--join: %d parts are left out, since an earlier source or shard has them: %s",
+            joined.repeated.total(),
+            named,
+        )
+    if not len(joined) and joined.skipped[UNJOINED]:
+        keys = ", ".join(
+            f"{os.fsdecode(key)!r} in {text}" if key else f"none in {text}"
+            for text, (_, key) in zip(sources[:NAMED_MAX], joined.found, strict=False)
+        )
+        log.warning("--join: no key is in all sources; the first keys are %s", keys)
+
 
 TOGETHER = 64
 """Shards that are opened by one call of a thread, if none of them is scanned: as many as one request

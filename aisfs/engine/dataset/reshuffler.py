@@ -1,13 +1,22 @@
-"""Virtual shards of the samples of shards: made once, from the indexes of all of them."""
+"""Virtual shards of the samples of shards: made once, from the indexes of all of them.
+
+Reads of virtual shards: the objects of the range, all at once, and those that come next.
+
+Small objects are fetched whole, since the next read wants the rest, and many of them with one
+request where the store does that.
+"""
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
 
 import trio
+from cachetools import LRUCache
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.formats import Form
+from aisfs.core.policy.shard_readers import ReadAhead
+from aisfs.core.ranges import aligned
 from aisfs.core.views.join import Column, join_samples
 from aisfs.core.views.shuffle_order import (
     SampleList,
@@ -15,16 +24,24 @@ from aisfs.core.views.shuffle_order import (
     ShardSamples,
     TogetherSamples,
 )
-from aisfs.core.views.shuffled_tar import ShuffledShard, SourceTar, shuffled_shards
+from aisfs.core.views.shuffled_tar import (
+    Content,
+    ShuffledShard,
+    SourceTar,
+    VirtualShard,
+    shuffled_shards,
+)
 from aisfs.core.views.spec import ViewSpec
+from aisfs.engine.batches import Batches, BatchWindow
+from aisfs.engine.buffers import FIRST_PART
 from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
-from aisfs.engine.dataset.exclusions import DAMAGED, summarize
-from aisfs.engine.dataset.join_report import report_join
-from aisfs.engine.dataset.open_many import open_each
-from aisfs.engine.dataset.progress import OpenProgress
-from aisfs.engine.dataset.shard_set import ShardSet
-from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.dataset.merger import report_join
+from aisfs.engine.dataset.shard_set import DAMAGED, OpenProgress, ShardSet, open_each, summarize
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.parts import Data, Reading
+from aisfs.engine.shards import Indexer
 from aisfs.errors import Archived, ConfigError, NotFound, SourceMissing, Stale
+from aisfs.model import ByteRange
 
 log = logging.getLogger(__name__)
 
@@ -112,3 +129,78 @@ async def _check_form(source: SourceTar, indexer: Indexer, option: str) -> None:
             f"{source.bucket}/{source.info.key}: {option} takes plain tars only, since parts of"
             " other archives cannot be copied as they are; leave them out with --exclude"
         )
+
+
+AHEAD_OBJECTS = 256
+"""Objects fetched ahead of a reader at most, about: eight for each connection."""
+BLOCK = 4096
+"""Large objects are fetched in whole pages of the disk cache."""
+SHARDS_MAX = 1000
+"""Virtual shards whose readers are remembered."""
+
+
+class SyntheticReader:
+    """Makes the bytes of virtual shards."""
+
+    def __init__(self, fetcher: Fetcher, batches: Batches, read_ahead_max: int) -> None:
+        """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader.
+
+        What is small is fetched in `batches`.
+        """
+        self._fetcher = fetcher
+        self._batches = batches
+        self._read_ahead_max = read_ahead_max
+        self._readers: LRUCache[str, ReadAhead] = LRUCache(SHARDS_MAX)
+
+    async def read(self, shard: VirtualShard, wanted: ByteRange) -> Data:
+        """Read a range of a virtual shard, cut at its end; empty behind the end.
+
+        Raises:
+            Stale: an object of the range is no longer the version that was laid out.
+        """
+        wanted = ByteRange(wanted.start, min(wanted.stop, shard.size))
+        if wanted.start >= wanted.stop:
+            return b""
+        with self._batches.gathering() as together:
+            found = [
+                piece if isinstance(piece, bytes) else (piece, self._start(piece, together))
+                for piece in shard.pieces(wanted)
+            ]
+            stalled = any(not isinstance(each, bytes) and not each[1].ready for each in found)
+            self._fetch_ahead(shard, wanted, together, stalled=stalled)
+        return b"".join([each if isinstance(each, bytes) else await _wait(*each) for each in found])
+
+    def _start(self, content: Content, together: BatchWindow | None) -> Reading:
+        opened = self._fetcher.open(content.bucket, content.info)
+        return self._fetcher.start(opened, _fetched(content), together)
+
+    def _fetch_ahead(
+        self, shard: VirtualShard, wanted: ByteRange, together: BatchWindow | None, *, stalled: bool
+    ) -> None:
+        reader = self._readers.get(shard.digest)
+        if reader is None:
+            window = min(self._read_ahead_max, AHEAD_OBJECTS * shard.size // len(shard))
+            reader = ReadAhead(shard.size, max_window=window)
+            self._readers[shard.digest] = reader
+        plan = reader.observe(wanted, stalled=stalled, high_latency=self._fetcher.high_latency)
+        for content in shard.contents(plan.ahead) if plan.ahead is not None else ():
+            opened = self._fetcher.open(content.bucket, content.info)
+            self._fetcher.ahead(opened, _fetched(content), together)
+
+
+def _fetched(content: Content) -> ByteRange:
+    """Return what to fetch of an object of which a range is wanted."""
+    size = content.info.size
+    return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
+
+
+async def _wait(content: Content, reading: Reading) -> Data:
+    try:
+        data = await reading.wait()
+    except (Stale, NotFound) as error:
+        raise Stale(
+            f"{content.bucket}/{content.info.key} changed since the mount began; mount again to see"
+            " virtual shards with what it is now"
+        ) from error
+    start = content.range.start - reading.wanted.start
+    return memoryview(data)[start : start + len(content.range)]

@@ -1,35 +1,152 @@
-"""The shards of a dataset: found when it is mounted, followed when one of them turns out to have changed."""
+"""The shards of a dataset: found when it is mounted, followed when one of them turns out to have changed.
+
+Also what lies beside them: labels (`--label csv:OBJECT`, the classes of `aisfs pack --class-to`) and loose objects; and
+what is not shown, with the reason. Many shards are opened some at a time, and the log says how far it is.
+"""
 
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import trio
 
 from aisfs.core.names.formats import HEAD, form_of_content
-from aisfs.core.names.listing import INDEX_DIRECTORY, entry_name, is_shard_of_dataset
+from aisfs.core.names.listing import (
+    CLASSES_NAME,
+    INDEX_DIRECTORY,
+    child_prefix,
+    entry_name,
+    is_shard_of_dataset,
+)
 from aisfs.core.names.reach import Reach
 from aisfs.core.names.sources import (
     LIST_MAX,
+    BucketSource,
     DatasetSource,
     GlobPattern,
     ShardPattern,
     SourceArg,
     parse_shard_list,
+    parse_source,
     pattern_without_aistore,
+    without_aistore,
 )
 from aisfs.core.names.urls import url_of
 from aisfs.core.views.merged import folder_names, folder_names_of_columns
-from aisfs.engine.dataset.exclusions import summarize
-from aisfs.engine.dataset.loose_objects import walk
-from aisfs.engine.listing.lister import Lister
-from aisfs.errors import AisfsError, ConfigError, NotFound, SourceMissing
+from aisfs.core.views.sample_views import parse_table
+from aisfs.core.views.spec import is_path, parse_classes
+from aisfs.engine.listing import Lister
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    ConfigError,
+    NotFound,
+    SourceMissing,
+    Stale,
+    Unsupported,
+)
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.port import ObjectStore
 from aisfs.stores.posix_metadata import is_link
+
+DAMAGED = "damaged shard"
+
+
+def summarize(exclusions: Mapping[str, int]) -> str:
+    """Return counts in one line, as `2 excluded shards, 1 shard`."""
+    return ", ".join(
+        f"{n} {reason}{'s' * (n > 1)}" for reason, n in sorted(exclusions.items()) if n
+    )
+
+
+SHARD = "shard"
+EXCLUDED_OBJECT = "excluded object"
+LINK = "symbolic link"
+
+
+@dataclass(frozen=True, slots=True)
+class LooseObjects:
+    """Objects of one bucket."""
+
+    bucket: Bucket
+    directory: str
+    """The prefix they were looked for below."""
+    objects: list[ObjectInfo]
+    exclusions: Counter[str]
+    """Why how many other objects are not among them."""
+
+
+async def walk(
+    lister: Lister, bucket: Bucket, directory: str, enters: Callable[[str], bool]
+) -> AsyncIterator[tuple[str, ObjectInfo]]:
+    """Yield all objects below a prefix, sorted, those of a directory before what lies below it.
+
+    Args:
+        lister: Knows directories.
+        bucket: The bucket.
+        directory: The prefix, empty or ending in `/`.
+        enters: Says of a directory's path, `a/b/`, whether to look into it.
+
+    Yields:
+        The path below `directory`, and the object.
+    """
+    pending = [directory]
+    while pending:
+        prefix = pending.pop()
+        listing = (await lister.directory(bucket, prefix)).value
+        below: list[str] = []
+        for _, name, info in sorted(listing.after(0), key=lambda entry: entry[1]):
+            if info is not None:
+                yield info.key[len(directory) :], info
+            elif enters(child_prefix(prefix, name)[len(directory) :]):
+                below.append(child_prefix(prefix, name))
+        pending += reversed(below)
+
+
+async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObjects:
+    """Find the objects of a source that are no shards.
+
+    Raises:
+        ConfigError: the source is not one bucket, prefix or directory.
+        SourceMissing: there are none.
+    """
+    patterns = [pattern for word in source.words for pattern in word.patterns]
+    pattern = patterns[0]
+    if len(patterns) > 1 or pattern.rest or pattern.bucket is None:
+        raise ConfigError(
+            f"{source}: --view shards takes one bucket, prefix or directory; --include and"
+            " --exclude choose what of it"
+        )
+    found = LooseObjects(pattern.bucket, pattern.directory, [], Counter())
+    async for path, info in walk(lister, pattern.bucket, pattern.directory, source.keys.enters):
+        if is_link(info):
+            found.exclusions[LINK] += 1
+        elif is_shard_of_dataset(os.fsencode(path.rpartition("/")[2])):
+            found.exclusions[SHARD] += 1
+        elif not source.keys.wants(path):
+            found.exclusions[EXCLUDED_OBJECT] += 1
+        else:
+            found.objects.append(info)
+    if not found.objects:
+        raise SourceMissing(f"{source}: {nothing(found.exclusions)}")
+    return found
+
+
+def nothing(exclusions: Counter[str]) -> str:
+    """Return the message that there is nothing to make shards of, and what there is instead."""
+    reasons = summarize(exclusions)
+    shuffled = "; --shuffle SEED makes them of the samples of shards" if exclusions[SHARD] else ""
+    return (
+        "no loose objects there to make shards of" + (f": {reasons}" if reasons else "") + shuffled
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +154,14 @@ NAMED_MAX = 5
 """Shards that a line of the log names."""
 MISSING = "missing shard"
 ARCHIVED = "archived shard"
-EXCLUDED = "excluded shard"
+EXCLUDED_SHARD = "excluded shard"
 NO_SHARD = "not a shard"
-_STATES = {MISSING: "missing", ARCHIVED: "archived", EXCLUDED: "excluded", NO_SHARD: "not_a_shard"}
+_STATES = {
+    MISSING: "missing",
+    ARCHIVED: "archived",
+    EXCLUDED_SHARD: "excluded",
+    NO_SHARD: "not_a_shard",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +485,7 @@ async def _of_word(
             if keys.wants(info.key[len(pattern.directory) :]):
                 yield bucket, info
             else:
-                exclusions[EXCLUDED] += 1
+                exclusions[EXCLUDED_SHARD] += 1
         if empty and exclusions[NO_SHARD] == others:
             missing.append(str(pattern))
     if missing:
@@ -424,3 +546,202 @@ async def _find(pattern: ShardPattern, lister: Lister) -> ObjectInfo | None:
     directory, slash, base = (pattern.directory + pattern.rest).rpartition("/")
     listed = await lister.find(pattern.bucket, directory + slash, entry_name("", base))
     return listed.value if listed is not None else None
+
+
+TABLE_MAX = 256 << 20
+"""Bytes of a table; ImageNet's has 40 MB."""
+CLASSES_MAX = 16 << 20
+"""Bytes of names of classes: a million of them, of which ImageNet has 21,841."""
+DIRECTORIES_MAX = 64
+"""Directories of shards in which names of classes are looked for, which is a request each."""
+
+
+async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> dict[bytes, bytes]:
+    """Read the table: an object of the first bucket, or of the one that a URL names, or a local file.
+
+    Args:
+        store: Where objects are.
+        source: What is mounted.
+        place: As typed, or absolute; a file if the shards are files, or if it begins as a path.
+
+    Raises:
+        SourceMissing: it does not exist.
+        ConfigError: it is no table.
+    """
+    if "://" in place:
+        data = await _read_object(store, *_locate(place, source))
+    elif source.local or is_path(place):
+        data = await trio.to_thread.run_sync(_read_file, place)
+    else:
+        data = await _read_object(store, *_locate(f"{source.buckets[0]}/{place}", source))
+    return await trio.to_thread.run_sync(parse_table, place, data)
+
+
+def _locate(url: str, source: DatasetSource) -> tuple[Bucket, str]:
+    mounted = "" if source.local else source.buckets[0].store
+    try:
+        place = parse_source(url)
+        if mounted:
+            place = without_aistore(place)
+    except ConfigError as error:
+        raise ConfigError(f"--label csv: {error}") from error
+    assert isinstance(place, BucketSource), "what has a scheme is a bucket"
+    if not place.prefix:
+        raise ConfigError(f"--label csv: {url} names a bucket, not an object of it")
+    if place.bucket.store != mounted:
+        raise ConfigError(f"--label csv: {url} is in another store than the shards; copy it first")
+    return place.bucket, place.prefix.removesuffix("/")
+
+
+async def _read_object(store: ObjectStore, bucket: Bucket, key: str) -> bytes:
+    try:
+        info = await store.head(bucket, key)
+    except NotFound as error:
+        raise SourceMissing(f"--label csv: {bucket}/{key} does not exist") from error
+    _check_size(key, info.size)
+    buffer = bytearray(info.size)
+    if info.size:
+        await store.read_range(bucket, info, 0, memoryview(buffer))
+    return bytes(buffer)
+
+
+def _read_file(name: str) -> bytes:
+    path = Path(name)
+    try:
+        _check_size(name, path.stat().st_size)
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceMissing(f"--label csv: {name}: {error.strerror}") from error
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > TABLE_MAX:
+        raise ConfigError(f"--label csv: {name} has {size:,} bytes, more than {TABLE_MAX:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClasses:
+    """Names of classes as they are stored beside shards."""
+
+    names: tuple[bytes, ...] = ()
+    """Of the labels 0, 1, …; none if nothing is stored."""
+    place: str = ""
+    """Where they are."""
+
+
+NO_CLASSES = StoredClasses()
+
+
+async def find_classes(shards: ShardSet, lister: Lister, store: ObjectStore) -> StoredClasses:
+    """Return the names of classes that lie beside the shards, the same in each directory that has any."""
+    places = dict.fromkeys(
+        (shard.bucket, shard.info.key[: shard.info.key.rfind("/") + 1])
+        for _, shard in shards.current
+    )
+    found = NO_CLASSES
+    for bucket, directory in islice(places, DIRECTORIES_MAX):
+        try:
+            listed = await lister.find(bucket, directory, os.fsencode(CLASSES_NAME))
+            info = listed.value if listed is not None else None
+            if info is None:
+                continue
+            classes = StoredClasses(
+                await read_classes(store, bucket, info), f"{bucket}/{directory}{CLASSES_NAME}"
+            )
+        except (AccessDenied, NotFound, Stale, Unsupported) as error:
+            log.info("%s/%s%s is not used: %s", bucket, directory, CLASSES_NAME, error)
+            continue
+        except ConfigError as error:
+            log.info("%s", error)
+            continue
+        if found is not NO_CLASSES and classes.names != found.names:
+            log.warning(
+                "%s and %s differ, so labels are shown as numbers", found.place, classes.place
+            )
+            return NO_CLASSES
+        found = found if found is not NO_CLASSES else classes
+    return found
+
+
+async def read_classes(store: ObjectStore, bucket: Bucket, info: ObjectInfo) -> tuple[bytes, ...]:
+    """Return the names of the labels 0, 1, … that a file beside shards has.
+
+    Raises:
+        ConfigError: it is no list of names.
+    """
+    key = info.key
+    if info.size > CLASSES_MAX:
+        raise ConfigError(f"{bucket}/{key}: {info.size:,} bytes are too many for names of classes")
+    buffer = bytearray(info.size)
+    if info.size:
+        await store.read_range(bucket, info, 0, memoryview(buffer))
+    return parse_classes(bytes(buffer).splitlines(), f"{bucket}/{key}")
+
+
+T = TypeVar("T")
+
+PROGRESS_SECONDS = 10.0
+"""Between lines of the log while shards are opened."""
+
+
+async def open_each(
+    shards: Sequence[T], open_one: Callable[[T], Awaitable[None]], at_once: int
+) -> None:
+    """Open shards with `open_one`, so many at a time.
+
+    Raises:
+        AisfsError: the first that `open_one` raised. No shard was begun after it; those under way
+            were opened.
+    """
+    if not shards:
+        return
+    errors: list[AisfsError] = []
+    opened = 0
+    waiting = iter(shards)
+
+    async def work() -> None:
+        nonlocal opened
+        for shard in waiting:  # shared: a task for each shard would take more memory than its index
+            if errors:
+                return
+            try:
+                await open_one(shard)
+                opened += 1
+            except AisfsError as error:
+                errors.append(error)
+
+    async def tell() -> None:
+        while True:
+            await trio.sleep(PROGRESS_SECONDS)
+            log.info("opened %d of %d shards", opened, len(shards))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell)
+        async with trio.open_nursery() as openers:
+            for _ in range(min(at_once, len(shards))):
+                openers.start_soon(work)
+        nursery.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+    log.info("opened %d shards", opened)
+
+
+@dataclass(slots=True)
+class OpenProgress:
+    """Shards opened, and what was found in them."""
+
+    shards: int | None = None
+    """Of the dataset; None until they are known."""
+    opened: int = 0
+    """Those whose members and labels are known."""
+    files: int = 0
+    """Files that they show: in the view `class` one for each sample. Of shuffled shards, samples."""
+
+    def begin(self, shards: int, opened: int = 0, files: int = 0) -> None:
+        """Start to open shards, some of which may be open already."""
+        self.shards, self.opened, self.files = shards, opened, files
+
+    def add(self, files: int) -> None:
+        """Count one more that is open."""
+        self.opened += 1
+        self.files += files

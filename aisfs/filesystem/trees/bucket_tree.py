@@ -21,8 +21,8 @@ from aisfs.core.names.listing import (
     Listing,
     is_shard,
 )
-from aisfs.engine.hooks import ListingChanged
-from aisfs.engine.listing.lister import Lister
+from aisfs.engine.fetcher import ListingChanged
+from aisfs.engine.listing import Lister
 from aisfs.errors import BucketNotFound
 from aisfs.filesystem.nodes import (
     DirectoryNode,

@@ -8,10 +8,9 @@ from pathlib import Path
 from msgspec import structs
 
 from aisfs.core.names.listing import is_shard
-from aisfs.core.staged.record import StagedRecord
-from aisfs.engine.write.journal import Journal, Outcome
-from aisfs.engine.write.journal_segment import JournalEntry
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.writing.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.writing.record import StagedRecord
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AisfsError
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import ObjectInfo

@@ -4,8 +4,8 @@ import logging
 import os
 
 from aisfs.core.names.listing import check_new_bucket
-from aisfs.engine.listing.bucket_list import BucketList
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.listing import BucketList
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import BucketNotFound, ReadOnly
 from aisfs.filesystem.nodes import ProviderNode
 from aisfs.filesystem.trees.bucket_tree import Found, Tree

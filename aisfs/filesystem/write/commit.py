@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from aisfs.core.names import listing
 from aisfs.core.names.inodes import directory_number, member_number
-from aisfs.engine.listing.overlay import Overlay
-from aisfs.engine.write.appender import Appended
-from aisfs.engine.write.staging import StagedFile
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.overlay import Overlay
+from aisfs.engine.writing.appender import Appended
+from aisfs.engine.writing.staging import StagedFile
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
     AisfsError,
     AlreadyExists,

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from aisfs.core.names import listing
 from aisfs.core.names.listing import is_shard
-from aisfs.engine.listing.overlay import Overlay
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.overlay import Overlay
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
     AisfsError,
     AlreadyExists,

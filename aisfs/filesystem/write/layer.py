@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aisfs.engine.listing.lister import Lister
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.listing import Lister
+from aisfs.engine.writing.uploads import Writer
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.acknowledge import Acknowledger

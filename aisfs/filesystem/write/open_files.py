@@ -5,10 +5,10 @@ import time
 from collections import Counter
 
 from aisfs.core.names.inodes import split_member
-from aisfs.engine.fetch.part import Data
-from aisfs.engine.listing.overlay import Overlay
-from aisfs.engine.write.staging import StagedFile
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.overlay import Overlay
+from aisfs.engine.parts import Data
+from aisfs.engine.writing.staging import StagedFile
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AisfsError, NotFound, ReadOnly, Stale
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import FileHandle, OpenFile

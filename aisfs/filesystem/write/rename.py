@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from aisfs.core.names import listing
-from aisfs.engine.listing.overlay import Overlay
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.overlay import Overlay
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
     AlreadyExists,
     CrossDevice,

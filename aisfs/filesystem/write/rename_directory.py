@@ -6,8 +6,8 @@ from functools import partial
 
 from msgspec import structs
 
-from aisfs.engine.listing.overlay import Overlay
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.overlay import Overlay
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AisfsError, NotFound, NotPermitted, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Attr
 from aisfs.filesystem.filesystem import FileSystem

@@ -11,8 +11,8 @@ from itertools import count
 from msgspec import structs
 
 from aisfs.core.names.listing import PENDING_VERSION
-from aisfs.engine.write.journal_segment import JournalEntry
-from aisfs.engine.write.staging import StagedFile
+from aisfs.engine.writing.journal import JournalEntry
+from aisfs.engine.writing.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
 from aisfs.filesystem.nodes import ObjectNode
 from aisfs.filesystem.written.content_lock import ContentLock

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import trio
 
-from aisfs.engine.fetch.part import Data, Received
+from aisfs.engine.parts import Data, Received
 from aisfs.errors import NotFound, Stale
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.fuse.fastpath.dispatcher import Reply

@@ -17,7 +17,7 @@ from aisfs.model import Bucket
 from aisfs.settings import View
 from aisfs.stores.memory import MemoryStore
 from tests.core.views.test_labels import tar_of
-from tests.engine.read.test_indexer import indexing
+from tests.engine.test_indexer import indexing
 
 BUCKET = Bucket("b")
 CLASS = ViewSpec(View.CLASS)

@@ -9,10 +9,10 @@ import trio.testing
 
 from aisfs.core.views.shuffled_tar import VirtualShard, loose_shards
 from aisfs.core.views.spec import ShardSplit
-from aisfs.engine.dataset.synthetic_reader import AHEAD_OBJECTS, SyntheticReader
-from aisfs.engine.fetch.batches import LEAST, MOST, SIZE_MAX, Batches
-from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.fetch.writer_thread import background_thread
+from aisfs.engine.batches import LEAST, MOST, SIZE_MAX, Batches
+from aisfs.engine.dataset.reshuffler import AHEAD_OBJECTS, SyntheticReader
+from aisfs.engine.disk import background_thread
+from aisfs.engine.fetcher import Fetcher
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from aisfs.engine.write import journal as journals
-from aisfs.engine.write import journal_segment as segments
-from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.writing import journal as journals
+from aisfs.engine.writing import journal as segments
+from aisfs.engine.writing.staging import StagingArea
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import Unavailable
 from aisfs.filesystem.nodes import ObjectNode
 from aisfs.filesystem.write import acknowledge

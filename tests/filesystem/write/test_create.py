@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from aisfs.core.names.inodes import ROOT
-from aisfs.engine.write.staging_slot import StagingSlot
+from aisfs.engine.writing.unsent import StagingSlot
 from aisfs.errors import OutOfSpace
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import OpenFile

@@ -16,11 +16,10 @@ import trio.testing
 
 from aisfs.app.writing.write_back import upload_rest
 from aisfs.core.names.inodes import ROOT
-from aisfs.engine.write import journal_segment as segments
-from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.staging_slot import StagingSlot
-from aisfs.engine.write.unsent import unsent_files
-from aisfs.engine.write.writer import Writer
+from aisfs.engine.writing import journal as segments
+from aisfs.engine.writing.staging import StagingArea
+from aisfs.engine.writing.unsent import StagingSlot, unsent_files
+from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AccessDenied, AisfsError, Unavailable
 from aisfs.filesystem.handles import OpenFile
 from aisfs.filesystem.write.layer import write_layer

@@ -1,0 +1,498 @@
+"""Names of a directory: by one complete listing, or one by one where a listing would cost too much.
+
+A lookup lists the first page of its directory. In nearly all directories that is the whole of it,
+so the next lookups and every `stat` are answered without a request. In a larger directory single
+names are requested (HEAD, and a listing of one entry below the name), until there were so many that
+listing all of it would have been cheaper.
+
+All buckets, listed within the time to live.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import trio
+from cachetools import TTLCache
+
+from aisfs import errors
+from aisfs.cache.files import ListingCache
+from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, MetadataCache, SingleFlight, WouldWait
+from aisfs.core.names.listing import (
+    Listed,
+    Listing,
+    ListingBounds,
+    ListingBuilder,
+    Wanted,
+    child_key,
+    refusal,
+)
+from aisfs.engine.fetcher import Hooks
+from aisfs.engine.overlay import Overlay, Probes
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    InvalidName,
+    NotFound,
+    ProtocolError,
+)
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, Page
+from aisfs.stores.port import ObjectStore
+from aisfs.system.threads import any_thread
+
+
+class BucketList:
+    """The buckets that the token may list, sorted."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        nursery: trio.Nursery,
+        *,
+        list_ttl: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """List through `store`; shared requests run in `nursery`."""
+        self._store = store
+        self.list_ttl = list_ttl
+        self._clock = clock
+        self._requests: SingleFlight[str, Dated[list[Bucket]]] = SingleFlight(nursery)
+        self._latest: Dated[list[Bucket]] | None = None
+        self._forgotten = 0
+        """How often the list was forgotten."""
+
+    async def get(self) -> Dated[list[Bucket]]:
+        """Return all buckets.
+
+        Raises:
+            AccessDenied: the token may list none; single buckets may still be open to it.
+        """
+        return self.try_get() or await self._requests.fetch("", self._list)
+
+    @any_thread
+    def try_get(self) -> Dated[list[Bucket]] | None:
+        """Return all buckets if the list may be believed. Does not wait."""
+        latest = self._latest
+        return latest if latest is not None and self._clock() < latest.expires else None
+
+    def forget(self) -> None:
+        """List anew next time; nor is a list kept that is under way."""
+        self._forgotten += 1
+        self._latest = None
+        self._requests.detach()
+
+    async def _list(self) -> Dated[list[Bucket]]:
+        forgotten = self._forgotten
+        found = sorted(await self._store.list_buckets())
+        if forgotten != self._forgotten:
+            return Dated(found, self._clock())
+        self._latest = Dated(found, self._clock() + self.list_ttl)
+        return self._latest
+
+
+log = logging.getLogger(__name__)
+
+SINGLE_LOOKUPS = 32
+"""Names of a large directory requested singly before all of it is listed. A page of 10,000 entries
+costs the cluster about as much as some tens of HEADs."""
+LARGE_DIRECTORIES_MAX = 10_000
+AT_ONCE_MAX = 500
+"""Entries that take less time than handing them to a thread."""
+
+ResultT = TypeVar("ResultT")
+
+
+class _Asked(NamedTuple):
+    """When a listing was asked for."""
+
+    changes: int
+    """How many changes this mount had made."""
+    refreshes: int
+    """How often something had been refreshed."""
+    since: float
+
+
+class Lister:
+    """Answers what is in a directory of a bucket, with this mount's own changes."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: MetadataCache,
+        nursery: trio.Nursery,
+        *,
+        list_ttl: float,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        wanted: Wanted | None = None,
+        hooks: Hooks | None = None,
+        change_ttl: float = 0.0,
+        kept: ListingCache | None = None,
+    ) -> None:
+        """List through `store` what is `wanted`; shared requests run in `nursery`.
+
+        A change of this mount is shown for `change_ttl` seconds, unless it is listed before. Large
+        listings are `kept` for other mounts, and those of other mounts are used: only for a mount
+        that changes nothing.
+        """
+        self.kept = kept
+        self._nursery = nursery
+        self._dropped = float("-inf")
+        """When something turned out to have changed: older listings of other mounts are not used."""
+        self._refreshes = 0
+        self._wanted = wanted
+        self._store = store
+        self._probes = Probes(store)
+        self.cache = cache
+        self._clock = clock
+        self._metrics = metrics
+        self.list_ttl = list_ttl
+        """Seconds a listing may be believed."""
+        self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(
+            nursery, wanted_only=True
+        )
+        self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(
+            nursery, wanted_only=True
+        )
+        self.buckets = BucketList(store, nursery, list_ttl=list_ttl, clock=clock)
+        self._single_lookups: TTLCache[DirectoryId, list[bytes]] = TTLCache(
+            LARGE_DIRECTORIES_MAX, list_ttl, clock
+        )
+        self._hooks = hooks or Hooks()
+        self.overlay = Overlay(
+            self._probes, cache, list_ttl=list_ttl, change_ttl=change_ttl, clock=clock
+        )
+
+    async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        """Return the whole directory, listed within the time to live; complete or an error.
+
+        Raises:
+            BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
+        """
+        directory = (bucket, prefix)
+        believed = self.cache.listing(directory)
+        if believed is None:
+            believed = await self._listings.fetch(directory, lambda: self._list(directory))
+        return self.overlay.merge(directory, believed)
+
+    @any_thread
+    def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
+        """Return the listing of a directory if it may be believed. Does not wait."""
+        believed = self.cache.listing((bucket, prefix))
+        return self.overlay.try_merge((bucket, prefix), believed) if believed is not None else None
+
+    def believed_until(self, bucket: Bucket, prefix: str) -> float | None:
+        """Return until when a directory need not be listed again; None if it has to be now."""
+        believed = self.cache.listing((bucket, prefix))
+        return believed.expires if believed is not None else None
+
+    async def find(
+        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True
+    ) -> Dated[Listed] | None:
+        """Return what `name` stands for in the directory `prefix`, None when it is missing.
+
+        Args:
+            bucket: The bucket.
+            prefix: The directory.
+            name: The name in it.
+            hidden: Whether to ask for a name that the listing lacks, if the bucket hides names.
+        """
+        known = self.try_find(bucket, prefix, name, hidden=hidden)
+        if known is not WOULD_WAIT:
+            return known
+        directory, asked = (bucket, prefix), self.overlay.changes
+        listed = await self._cheap_listing(directory)
+        found = _in_listing(listed, name) if listed is not None else None
+        if listed is None or (found is None and hidden and bucket.hides_names):
+            found = await self._find_singly(bucket, prefix, name)
+        # It may have been changed while the store was asked, whose answer is cached.
+        self.overlay.outlast(directory, asked)
+        changed = self.overlay.try_find(directory, name)
+        return found if changed is WOULD_WAIT else changed
+
+    @any_thread
+    def try_find(
+        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True
+    ) -> Dated[Listed] | WouldWait | None:
+        """Return what `name` stands for if that may be believed; see `find`. Does not wait."""
+        changed = self.overlay.try_find((bucket, prefix), name)
+        if changed is not WOULD_WAIT:
+            return changed
+        if refusal(name):
+            return None
+        listed = self.cache.listing((bucket, prefix))
+        if listed is not None:
+            in_listing = _in_listing(listed, name)
+            if in_listing is not None or not (hidden and bucket.hides_names):
+                return in_listing
+        found = self.cache.found((bucket, prefix, name))
+        if found is not None:
+            return found
+        return None if self.cache.is_missing((bucket, prefix, name)) else WOULD_WAIT
+
+    async def check_bucket(self, bucket: Bucket) -> float:
+        """Return until when the bucket may be believed to exist; asks when it is not listed.
+
+        Raises:
+            BucketNotFound: it does not exist.
+        """
+        with suppress(AccessDenied):
+            known = await self.buckets.get()
+            if bucket in known.value:
+                return known.expires
+        await self._probes.is_occupied(bucket, "")
+        return self._clock() + self.list_ttl
+
+    def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
+        """Return the last listing of a directory however old. Does not wait."""
+        last = self.cache.last_listing((bucket, prefix))
+        return last.value if last is not None else None
+
+    def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
+        """Believe nothing about this name and its directory: something turned out to have changed."""
+        self._dropped = self._clock()
+        with self.overlay.namespace_lock:
+            self.cache.drop((bucket, prefix), name)
+            self.overlay.drop_settled((bucket, prefix), name)
+
+    async def refresh(self, bucket: Bucket | None, prefix: str = "") -> None:
+        """Believe nothing about a directory and those below it, or about any if `bucket` is None.
+
+        Nor is anything kept that is asked of the store now: only those who asked get it. Listings kept
+        for other mounts are removed.
+        """
+
+        def within(directory: DirectoryId) -> bool:
+            return bucket is None or (directory[0] == bucket and directory[1].startswith(prefix))
+
+        self._refreshes += 1
+        self._dropped = self._clock()
+        self.buckets.forget()
+        self._listings.detach()
+        self._first_pages.detach()
+        self._single_lookups.clear()
+        with self.overlay.namespace_lock:
+            self.cache.drop_all(within)
+            self.overlay.drop_all_settled(within)
+        if self.kept is not None:
+            await trio.to_thread.run_sync(self.kept.forget)
+
+    async def _cheap_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
+        """List the directory if that is at most one page, or was earned by many single lookups."""
+        if self.list_ttl == 0:
+            return None
+        asked = self._single_lookups.get(directory)
+        if asked is None:
+            return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
+        if len(asked) >= SINGLE_LOOKUPS:
+            with suppress(errors.Unsupported):  # some web servers list nothing
+                return await self.directory(*directory)
+        return None
+
+    async def _list(self, directory: DirectoryId) -> Dated[Listing]:
+        recalled = await self._recall(directory)
+        if recalled is not None:
+            return recalled
+        with self.overlay.listing() as changes:
+            asked = _Asked(changes, self._refreshes, self._clock())
+            return await self._list_on(directory, await self._probes.first_page(directory), asked)
+
+    async def _recall(self, directory: DirectoryId) -> Dated[Listing] | None:
+        """Return what another mount listed so lately that it may be believed; only at first."""
+        if self.kept is None or self.cache.last_listing(directory) is not None:
+            return None
+        found = await trio.to_thread.run_sync(self.kept.get, *directory)
+        if found is None or self._clock() - found[1] <= self._dropped:
+            return None
+        return self.cache.keep_listing(directory, *found)
+
+    async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
+        recalled = await self._recall(directory)
+        if recalled is not None:
+            return recalled
+        with self.overlay.listing() as changes:
+            asked = _Asked(changes, self._refreshes, self._clock())
+            page = await self._probes.peek(directory)
+            if not page.complete:  # listing it has to wait for the store, single names need not
+                return None
+            if not page.next_token:
+                return await self._list_on(directory, page, asked)
+        self._single_lookups[directory] = []
+        return None
+
+    async def _list_on(self, directory: DirectoryId, page: Page, asked: _Asked) -> Dated[Listing]:
+        """Make the listing that begins with `page`, and believe it from now on."""
+        expected, last = self._expected(directory), self.cache.last_listing(directory)
+        builder = await self._build(directory, page)
+        try:
+            await self._check_complete(directory, builder, expected, last)
+        except ProtocolError as error:
+            log.info("listed again: %s", error)  # names may come and go while they are listed
+            builder = await self._build(directory, await self._probes.first_page(directory))
+            await self._check_complete(directory, builder, expected, last)
+        removed = self.overlay.removed
+        unclear = builder.ambiguous | (builder.directories & removed.within(directory))
+        if unclear:
+            occupied = await self._probes.occupied(directory, unclear)
+            self._probes.note_beside(directory, builder.ambiguous & occupied)
+            builder.drop(unclear - occupied)
+            for name in occupied:  # another client has put something into these
+                removed.discard(directory, name)
+        kept = await self._keep(directory, builder, asked)
+        self.overlay.listed(directory, asked.changes)
+        # A directory that has an object beside it must be asked for in another way: see `Probes`.
+        if self.kept is not None and page.next_token and not builder.ambiguous:
+            put = partial(self.kept.put, *directory, kept.value, self._clock() - asked.since)
+            self._nursery.start_soon(trio.to_thread.run_sync, put)
+        return kept
+
+    async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
+        """Add all pages of a listing, `page` being the first."""
+        builder = ListingBuilder(directory[1], self._wanted)
+        bounds = ListingBounds("/".join(map(str, directory)))
+        bounds.check(page.names, page.next_token)
+        while page.next_token:
+            page = await self._page_behind(directory, page, builder)
+            bounds.check(page.names, page.next_token)
+        await _work(_size(page), partial(builder.add, page))
+        return builder
+
+    async def _check_complete(
+        self,
+        directory: DirectoryId,
+        builder: ListingBuilder,
+        expected: dict[bytes, Listed],
+        last: Dated[Listing] | None,
+    ) -> None:
+        """Check names that were there, and that a listing lacks.
+
+        Raises:
+            ProtocolError: it is not complete.
+        """
+        lacking = {name: listed for name, listed in expected.items() if name not in builder}
+        if last is not None:
+            lacking |= await _work(len(last.value), partial(builder.lacking, last.value))
+        await self._probes.check_gone(directory, lacking)
+
+    def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
+        """Return what is known to be in a directory and must be listed."""
+        if directory[0].hides_names:
+            return {}
+        asked = self._single_lookups.get(directory, [])
+        found = ((name, self.cache.found((*directory, name))) for name in asked)
+        known = {name: dated.value for name, dated in found if dated is not None}
+        return known | self.overlay.stored(directory)
+
+    async def _page_behind(
+        self, directory: DirectoryId, page: Page, builder: ListingBuilder
+    ) -> Page:
+        """Request the page behind `page`, which is added to the listing meanwhile."""
+        failure: AisfsError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_work, _size(page), partial(builder.add, page))
+            try:
+                return await self._store.list_page(*directory, token=page.next_token)
+            except AisfsError as error:  # out of the nursery it would come in a group
+                failure = error
+        raise failure
+
+    async def _keep(
+        self, directory: DirectoryId, builder: ListingBuilder, asked: _Asked
+    ) -> Dated[Listing]:
+        """Believe a listing from now on. Does not wait after that."""
+        while True:
+            last = self.cache.last_listing(directory)
+            finish = partial(_finish, builder, last)
+            listing, changed = await _work(len(builder), finish)
+            if self.cache.last_listing(directory) == last:
+                break  # else offsets could be used twice, or news be lost
+        if asked.refreshes != self._refreshes:
+            return Dated(listing, self._clock())
+        for reason, count in listing.refused.items():
+            self._metrics.names_refused.labels(reason.value).inc(count)
+            log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
+        kept = self.cache.keep_listing(directory, listing)
+        if changed:
+            # What this mount shows already is no news.
+            news = [n for n in changed if not self.overlay.shows(directory, listing, n)]
+            self._hooks.listing_changed(*directory, news)
+        return kept
+
+    async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
+        """Ask for one name, and believe the answer unless something is refreshed meanwhile."""
+        place, refreshes = (bucket, prefix, name), self._refreshes
+        self._single_lookups.get((bucket, prefix), []).append(name)
+        try:
+            listed = await self._ask_for(bucket, prefix, name)
+        except (NotFound, InvalidName):
+            if refreshes == self._refreshes:
+                self.cache.keep_missing(place)
+            return None
+        if refreshes != self._refreshes:
+            return Dated(listed, self._clock())
+        return self.cache.keep_found(place, listed)
+
+    async def is_missing(
+        self, bucket: Bucket, prefix: str, name: bytes, *, only_object: bool = False
+    ) -> bool:
+        """Return whether the store has nothing of this name now, whatever is believed about it.
+
+        What it has is believed from now on.
+
+        Args:
+            bucket: The bucket.
+            prefix: The directory.
+            name: What is about to be made in it.
+            only_object: Whether a directory of that name does not matter.
+
+        Raises:
+            Unavailable, DeadlineExceeded: the store cannot tell now.
+        """
+        try:
+            if only_object:
+                listed: Listed = await self._store.head(bucket, child_key(prefix, name))
+            else:
+                listed = await self._ask_for(bucket, prefix, name)
+        except BucketNotFound:
+            raise
+        except (NotFound, InvalidName):
+            return True
+        log.info("%s/%s%r: another client has made it", bucket, prefix, name)
+        self.drop(bucket, prefix, name)
+        self.cache.keep_found((bucket, prefix, name), listed)
+        return False
+
+    async def _ask_for(self, bucket: Bucket, prefix: str, name: bytes) -> Listed:
+        """Return what the store has under a name; raise NotFound or InvalidName if it has nothing."""
+        return await self._probes.find((bucket, prefix), name, self._shows)
+
+    def _shows(self, key: str) -> bool:
+        return self._wanted is None or self._wanted(key)
+
+
+async def _work(entries: int, work: Callable[[], ResultT]) -> ResultT:
+    """Do what takes its time for each of so many entries, without holding up other tasks."""
+    return await trio.to_thread.run_sync(work) if entries > AT_ONCE_MAX else work()
+
+
+def _size(page: Page) -> int:
+    return len(page.objects) + len(page.directories)
+
+
+def _finish(builder: ListingBuilder, last: Dated[Listing] | None) -> tuple[Listing, list[bytes]]:
+    """Make the listing that follows `last`; return also what differs from what is believed."""
+    if last is None:
+        return builder.finish(), []
+    listing = builder.finish(last.value)
+    if last.expires != float("-inf"):  # its time was over: nobody believes it any more
+        return listing, []
+    return listing, listing.changes_since(last.value)
+
+
+def _in_listing(listed: Dated[Listing], name: bytes) -> Dated[Listed] | None:
+    listing = listed.value
+    return Dated(listing[name], listed.expires) if name in listing else None
