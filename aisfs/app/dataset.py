@@ -26,10 +26,7 @@ from aisfs.engine.dataset.shard_set import (
     read_table,
 )
 from aisfs.errors import SourceMissing
-from aisfs.filesystem.trees.bucket_tree import Names
-from aisfs.filesystem.trees.dataset_tree import DatasetTree
-from aisfs.filesystem.trees.merged_tree import MergedTree
-from aisfs.filesystem.trees.synthetic_tree import SyntheticTree
+from aisfs.filesystem.trees import DatasetTree, MergedTree, Names, SyntheticTree
 from aisfs.settings import View
 
 log = logging.getLogger(__name__)

@@ -27,13 +27,11 @@ from aisfs.core.names.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.shard_set import OpenProgress
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing
-from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker
-from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import InstantAnswers
-from aisfs.filesystem.open_shards import Members
-from aisfs.filesystem.shard_folders import ShardFolders
-from aisfs.filesystem.trees.bucket_tree import Names, Tree
-from aisfs.filesystem.write.layer import WriteLayer
+from aisfs.filesystem.filesystem import FileSystem, InstantAnswers, Members
+from aisfs.filesystem.inodes import ShardFolders
+from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker
+from aisfs.filesystem.trees import Names, Tree
+from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.mounting import kernel_settings
 from aisfs.fuse.mounting import mountpoint as mountpoints

@@ -1,22 +1,36 @@
 """The operations of the file system, with our own values and errors and without the kernel.
 
 The methods take and return inode numbers and names as bytes, and raise `aisfs.errors`; fuse/ translates
-these for the kernel. Operations that change something are in `aisfs.filesystem.write`.
+these for the kernel. Operations that change something are in `aisfs.filesystem.writing`.
+
+What can be answered at once: from memory and mapped files, without a request to the store.
+
+Called by the fast path while the trio thread goes on. `WOULD_WAIT`, or None where nothing could be
+missing, means that the waiting operation of `FileSystem` has to find out; so it does whenever an error
+is due, and for every file from the moment it is opened for writing until the kernel has forgotten it.
+In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanwhile, except to read.
+
+What a file system may tell the kernel unasked.
+
+The members of open shards, for pushing them into the kernel's page cache.
 """
 
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
-from aisfs.cache.names import DirectoryId
+from aisfs.cache.names import WOULD_WAIT, DirectoryId, WouldWait
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.names.inodes import ROOT, directory_number, member_number, split_member
+from aisfs.core.names.inodes import ROOT, directory_number, member_number, slot_of, split_member
 from aisfs.core.names.listing import NAME_MAX
 from aisfs.core.views.tree import MembersView
 from aisfs.engine.dataset.reshuffler import SyntheticReader
 from aisfs.engine.overlay import Overlay
-from aisfs.engine.parts import Data
-from aisfs.engine.reader import Reader
+from aisfs.engine.parts import Data, Received
+from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import (
     AisfsError,
     IsADirectory,
@@ -26,13 +40,13 @@ from aisfs.errors import (
     NotFound,
     Stale,
 )
-from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
-from aisfs.filesystem.directory_handles import DirectoryHandles
-from aisfs.filesystem.handles import DirectoryHandle, FileHandle
-from aisfs.filesystem.inodes import Inodes
-from aisfs.filesystem.kernel_port import Kernel
+from aisfs.filesystem.handles import DirectoryHandle, DirectoryHandles, FileHandle, ReaddirSnapshots
+from aisfs.filesystem.inodes import Inodes, ShardFolders, check_directory, is_folder
 from aisfs.filesystem.nodes import (
+    Attr,
+    AttrMaker,
     DirectoryNode,
+    Entry,
     FileNode,
     Node,
     ObjectNode,
@@ -41,12 +55,43 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     describe,
 )
-from aisfs.filesystem.readdir_snapshots import ReaddirSnapshots
-from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
-from aisfs.filesystem.trees.bucket_tree import Names
-from aisfs.filesystem.written.files import WrittenFile
-from aisfs.filesystem.written.name_locks import NameChanges
+from aisfs.filesystem.trees import Names
+from aisfs.filesystem.written import NameChanges, WrittenFile
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.system.threads import any_thread
+
+
+class Kernel(Protocol):
+    """Makes the kernel forget what it was told before."""
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again. Must not wait for a request to be answered."""
+        ...
+
+    def invalidate_inode(self, ino: int) -> None:
+        """Make the kernel ask for attributes and content again. Must not wait either."""
+        ...
+
+    def drop_pages(self, inodes: Iterable[int]) -> None:
+        """Make the kernel ask for the content of files again, read-only ones too. Must not wait."""
+        ...
+
+    async def expire(
+        self, entries: Iterable[tuple[int, bytes]], directories: Iterable[int]
+    ) -> None:
+        """Make the kernel ask for names, then for attributes and listings of directories, again.
+
+        Returns once it knows, and has the replies to what it asked for before in the directories of the
+        names. What a program has open stays open.
+        """
+        ...
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again, and wait until it knows, a second at most.
+
+        Not for requests during which the kernel holds the lock of the directory `parent`.
+        """
+        ...
 
 
 class FileSystem:
@@ -405,3 +450,237 @@ class FileSystem:
 
 def _name(node: FileNode) -> str:
     return node.info.key if isinstance(node, ObjectNode) else "a virtual shard"
+
+
+SHARDS_MAX = 4096
+"""Shards whose members were read lately; then all are looked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenShard:
+    node: ShardNode
+    view: "weakref.ref[MembersView]"
+    """Weak, since how long an index stays in memory is the indexer's to decide."""
+    reads: MemberReads
+
+
+class InstantAnswers:
+    """The answers of a `FileSystem` that need no waiting. All methods are for one thread."""
+
+    def __init__(self, filesystem: FileSystem, reader: Reader) -> None:
+        """Answer for `filesystem`, which reads with `reader` as well."""
+        self._inodes = filesystem.inodes
+        self._nodes = filesystem.inodes.table
+        self._files = filesystem.inodes.files
+        self._written = filesystem.inodes.files.by_ino
+        self._handles = filesystem.handles
+        self._snapshots = filesystem.snapshots
+        self._tree = filesystem.tree
+        self._folders = filesystem.folders
+        self._reader = reader
+        self._shards: dict[int, _OpenShard] = {}
+
+    def try_lookup(self, parent: int, name: bytes) -> Entry | WouldWait | None:
+        """Look a name up and count the lookup; None when it is missing."""
+        node = self._nodes.get(parent)
+        if node is None or isinstance(node, FileNode) or len(name) > NAME_MAX:
+            return WOULD_WAIT
+        if isinstance(node, ShardNode):
+            return self._member(node, parent, name)
+        found = self._tree.try_find(node, parent, name)
+        if found is None or found is WOULD_WAIT:
+            return found
+        return self._inodes.try_counted(found) or WOULD_WAIT
+
+    def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | WouldWait | None:
+        view = self._folders.try_view(node)
+        _, is_directory, low = split_member(parent) or (0, False, 0)
+        if view is None or not is_directory or not view.directory(low).searchable:
+            return WOULD_WAIT
+        if self._files.members:
+            path = self._folders.path_in(view, parent, name)
+            if self._files.of_member(node.bucket, node.info.key, path) is not None:
+                return WOULD_WAIT
+        entry = self._folders.find(view, node, parent, name)
+        if entry is not None:
+            self._inodes.remember(entry.attr.ino, node)
+        return entry
+
+    def try_getattr(self, ino: int) -> Attr | None:
+        """Describe an inode; None when it is not known how."""
+        node = self._nodes.get(ino)
+        if node is None or ino in self._written:
+            return None
+        if not isinstance(node, ShardNode):
+            return self._inodes.attr(node, ino)
+        if is_folder(ino):
+            return self._folders.folder(node, ino)
+        view = self._folders.try_view(node)
+        return self._folders.attr(view, node, ino) if view is not None else None
+
+    def knows_directory(self, ino: int) -> bool:
+        """Return whether `try_directory` would return a snapshot."""
+        node = self._nodes.get(ino)
+        if node is None or isinstance(node, FileNode):
+            return False
+        if isinstance(node, ShardNode):
+            return self._folders.try_view(node) is not None
+        return self._tree.try_children(node, ino) is not None
+
+    def try_directory(self, ino: int, offset: int) -> DirectoryHandle | None:
+        """Return a snapshot of a directory to read on from `offset`."""
+        going_on = self._snapshots.under_way(ino, offset)
+        if going_on is not None:
+            return going_on
+        node = self._nodes.get(ino)
+        if node is None or isinstance(node, FileNode):
+            return None
+        if isinstance(node, ShardNode):
+            view = self._folders.try_view(node)
+            if view is None:
+                return None
+            check_directory(node, ino)
+            if not offset:
+                self._reader.folder_listed(node.bucket, node.info)
+            return self._handles.of_members(view, node, ino)
+        children = self._tree.try_children(node, ino)
+        if children is None:
+            return None
+        handle = self._handles.of_children(ino, children)
+        return self._snapshots.begin(ino, handle)
+
+    def try_read(self, ino: int, offset: int, size: int) -> Data | None:
+        """Read a range, cut at the end of the file. The bytes stay what they are while held."""
+        node = self._nodes.get(ino)
+        wanted = ByteRange(offset, offset + size)
+        if isinstance(node, ObjectNode):
+            if ino in self._written:
+                return None
+            return self._reader.try_read_object(node.bucket, node.info, wanted)
+        if not isinstance(node, ShardNode):
+            return None
+        _, is_directory, row = split_member(ino) or (0, True, 0)
+        if is_directory:
+            return None
+        try:
+            shard = self._open(ino, node)
+            view = shard.view() if shard is not None else None
+            if shard is None or view is None:
+                return None
+            return self._reader.try_read_member(shard.reads, view.index, row, wanted)
+        except AisfsError:
+            return None
+
+    def when_here(self, ino: int, offset: int, size: int, then: Callable[[Received], None]) -> bool:
+        """Read a range of an object when it has been received, if it is under way.
+
+        `then` gets it in the thread that receives it, or trio's; or an error, or None: see `Received`.
+
+        Returns:
+            Whether `then` will be called.
+        """
+        node = self._nodes.get(ino)
+        if not isinstance(node, ObjectNode) or ino in self._written:
+            return False
+        return self._reader.when_here(
+            node.bucket, node.info, ByteRange(offset, offset + size), then
+        )
+
+    def _open(self, ino: int, node: ShardNode) -> _OpenShard | None:
+        slot = slot_of(ino)
+        known = self._shards.get(slot)
+        if known is not None and known.node is node and known.view() is not None:
+            return known
+        view = self._folders.try_view(node)
+        if view is None:
+            return None
+        if len(self._shards) >= SHARDS_MAX:
+            self._shards.clear()
+        reads = self._reader.open_shard(node.bucket, node.info, view.index)
+        opened = self._shards[slot] = _OpenShard(node, weakref.ref(view), reads)
+        return opened
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """A shard whose members are in memory."""
+
+    node: ShardNode
+    view: MembersView
+    reads: MemberReads
+
+
+@any_thread
+class Members:
+    """What pushing asks of the file system. Nothing here waits."""
+
+    def __init__(self, filesystem: FileSystem, reader: Reader) -> None:
+        """Look into the shards that `filesystem` shows."""
+        self._inodes = filesystem.inodes.table
+        self._folders = filesystem.folders
+        self._reader = reader
+
+    def find(self, ino: int, last: OpenShard | None) -> OpenShard | None:
+        """Return the shard of a member or of a directory in it; None when it is not open.
+
+        `last` is what was found for it before, and is given again when nothing has changed.
+        """
+        node = self._inodes.get(ino)
+        if not isinstance(node, ShardNode):
+            return None
+        if last is not None and last.node is node:
+            return last
+        view = self._folders.try_view(node)
+        if view is None or view.index.packing is not None:
+            return None  # members of a zip have no bytes of their own in the object
+        if last is not None and last.view is view:  # forgotten and looked up again
+            return last
+        try:
+            return OpenShard(
+                node, view, self._reader.open_shard(node.bucket, node.info, view.index)
+            )
+        except AisfsError:
+            return None
+
+    def in_memory(self, shard: OpenShard, rows: Sequence[int]) -> bool:
+        """Return whether most bytes of members are in the daemon's memory, as after a scan."""
+        if not rows:
+            return False
+        data_range = shard.view.index.data_range
+        start, stop = data_range(rows[0]).start, data_range(rows[-1]).stop
+        if start >= stop:  # a hardlink lies where its content does, perhaps before all of these
+            return False
+        return 2 * shard.reads.opened.in_memory(ByteRange(start, stop)) > stop - start
+
+    def stored(self, shard: OpenShard, wanted: ByteRange) -> Data | None:
+        """Return stored bytes of a shard that are in memory or mapped, for the kernel."""
+        return shard.reads.opened.try_read(wanted, push=True)
+
+    def border(self, shard: OpenShard, position: int) -> int:
+        """Return up to where bytes from `position` on lie in one buffer, if they are in memory."""
+        return shard.reads.opened.border(position)
+
+    def copied(self, shard: OpenShard, wanted: ByteRange) -> bytearray | memoryview | None:
+        """Return a copy of them."""
+        return shard.reads.opened.try_copy(wanted, push=True)
+
+    def will_be_read(self, shard: OpenShard, row: int) -> None:
+        """Prepare for a READ of a member."""
+        shard.reads.opened.will_be_read(shard.view.index.data_range(row))
+
+    def pushed(
+        self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]
+    ) -> None:
+        """Record that members were read for a reader that need not ask for them.
+
+        Args:
+            shard: The shard.
+            row: The member that reader was last seen at.
+            last: The last member it need not ask for.
+            rows: Those pushed now.
+            lacking: Those that were to be pushed, and whose bytes are not there.
+        """
+        index = shard.view.index
+        done = rows or lacking[:1]
+        span = ByteRange(index.data_range(done[0]).start, index.data_range(done[-1]).stop)
+        self._reader.pushed(shard.reads, row, last, span, stalled=bool(lacking))

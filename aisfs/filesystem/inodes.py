@@ -3,22 +3,49 @@
 An inode number stands for one version of an object. The exception is a file that this mount writes:
 it keeps the number it began with, and the versions that others write get other numbers. A directory has
 one number until this mount removes it; another one of its name has another.
+
+What the kernel may believe of a directory that can change, and how it learns that it may not.
+
+The kernel keeps a listing until the directory's mtime differs from the one it saw when it listed.
+In a mount that is only read, the kernel opens directories without asking. So the mtime we show changes
+exactly when the listing that the kernel holds stops being believed, and its attributes may be kept until
+then and no longer: it drops the listing by itself, without being told and without asking before.
+
+    mtime while listing k is believed = when listing k-1 stopped being believed
+
+In a mount that can be written, the mtime tells programs when an entry changed. There the kernel asks
+whenever a directory is opened, and is told then whether to drop what it holds (`take_expired`).
+
+Inodes inside a shard: members and the directories between them.
+
+Their numbers say which shard and which row they are, so nothing is stored per member here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import count as counter
 
 from msgspec import structs
 
 from aisfs.cache.names import DirectoryId
-from aisfs.core.names.inodes import ROOT, InodeTable, directory_number
+from aisfs.core.index.builder import NestedTars
+from aisfs.core.index.columns import column_at
+from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
+from aisfs.core.names.inodes import ROOT, InodeTable, directory_number, member_number, split_member
 from aisfs.core.names.listing import bucket_name, entry_name
-from aisfs.errors import Stale
-from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry
-from aisfs.filesystem.listing_validity import ListingValidity
+from aisfs.core.views.tree import Child, Directory, MembersView
+from aisfs.engine.shards import Indexer
+from aisfs.errors import NotADirectory, NotFound, ShardDamaged, Stale
 from aisfs.filesystem.nodes import (
+    LONGEST_TIMEOUT,
+    Attr,
+    AttrMaker,
     DirectoryNode,
+    Entry,
     FileNode,
+    FileRun,
     Node,
     ObjectNode,
     ProviderNode,
@@ -27,13 +54,301 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
-from aisfs.filesystem.shard_folders import ShardFolders
-from aisfs.filesystem.trees.bucket_tree import Found, FoundMember, Names, Objects
-from aisfs.filesystem.written.directory_attributes import DirectoryAttributes
-from aisfs.filesystem.written.files import WrittenFile, WrittenFiles
-from aisfs.stores.posix_metadata import with_type
+from aisfs.filesystem.trees import Found, FoundMember, Names, Objects
+from aisfs.filesystem.written import DirectoryAttributes, WrittenFile, WrittenFiles
+from aisfs.stores.posix_metadata import mtime_of, with_type
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """One listing that the kernel may hold. Seconds of the clock."""
+
+    since: float | None
+    """When the one before stopped being believed; None for the first."""
+    until: float
+    expires: float
+    """`until` as it was at first: tells this listing from the next."""
+
+
+MISSING_MAX = 100_000
+"""Missing names that the kernel may keep at once, as many as `MetadataCache` keeps."""
+
+
+@any_thread
+class ListingValidity:
+    """Directories by inode number, and the names that are missing in them."""
+
+    def __init__(self, clock: Callable[[], float], list_ttl: float) -> None:
+        """Know of no listing; one may be believed for `list_ttl` seconds."""
+        self._clock = clock
+        self.list_ttl = list_ttl
+        self._lock = ranked_lock(Rank.LISTING_VALIDITY)
+        self._turns: dict[int, _Epoch] = {}
+        self._missing: dict[tuple[int, bytes], float] = {}
+        """Until when the kernel keeps each, about in this order."""
+        self.refreshes = 0
+        """How often listings under way became too old to be kept by the kernel."""
+
+    def listed(self, ino: int, expires: float) -> None:
+        """Record that the kernel is given a listing which may be believed until `expires`."""
+        with self._lock:
+            before = self._turns.get(ino)
+            if before is None:
+                self._turns[ino] = _Epoch(None, expires, expires)
+            elif before.expires != expires:
+                since = min(before.until, self._clock())
+                self._turns[ino] = _Epoch(since, expires, expires)
+
+    def dropped(self, ino: int) -> None:
+        """Record that the listing the kernel may hold turned out to be wrong."""
+        with self._lock:
+            turn = self._turns.get(ino)
+            if turn is not None:
+                until = min(turn.until, self._clock())
+                self._turns[ino] = _Epoch(turn.since, until, turn.expires)
+
+    def changed(self, ino: int) -> None:
+        """Record that this mount changed an entry, of a directory whose mtime says so by this alone."""
+        now = self._clock()
+        with self._lock:
+            turn = self._turns.get(ino, _Epoch(None, now, now))
+            self._turns[ino] = _Epoch(turn.since, now, turn.expires)
+
+    def refreshed(self, directories: Iterable[int]) -> None:
+        """Record that no listing of some directories may be kept, nor the rest of one under way."""
+        for ino in directories:
+            self.dropped(ino)
+        self.refreshes += 1
+
+    def missing(self, ino: int, name: bytes, timeout: float) -> float:
+        """Record that the kernel is told that a name is missing.
+
+        Returns:
+            The seconds it may keep that: `timeout`, or 0 when there would be too many to take back.
+        """
+        if not timeout:
+            return 0.0
+        now = self._clock()
+        with self._lock:
+            while len(self._missing) >= MISSING_MAX:
+                oldest = next(iter(self._missing))
+                if now < self._missing[oldest]:
+                    return 0.0
+                del self._missing[oldest]
+            self._missing.pop((ino, name), None)
+            self._missing[ino, name] = now + timeout
+        return timeout
+
+    def missing_names(self) -> list[tuple[int, bytes]]:
+        """Return the directory and name of each missing name that the kernel may keep."""
+        now = self._clock()
+        with self._lock:
+            return [place for place, until in self._missing.items() if now < until]
+
+    def take_expired(self, ino: int) -> bool:
+        """Return whether the kernel may hold a listing that is not believed any more.
+
+        It is told once, since it could already hold another listing when it is told again.
+        """
+        with self._lock:
+            turn = self._turns.get(ino)
+            if turn is None or self._clock() < turn.until:
+                return False
+            del self._turns[ino]
+            return True
+
+    def forgotten(self, ino: int) -> None:
+        """Forget a directory that the kernel forgot, and its listing with it."""
+        with self._lock:
+            self._turns.pop(ino, None)
+
+    def of(self, ino: int, expires: float | None) -> tuple[float | None, float]:
+        """Return since when the directory is as it is, None if always, and for how many seconds.
+
+        Args:
+            ino: The directory.
+            expires: Until when its listing may be believed that the kernel would get if it asked
+                now; None if it would have to be listed, and then be believed from that moment.
+        """
+        now = self._clock()
+        ahead = self.list_ttl if expires is None else max(expires - now, 0.0)
+        with self._lock:
+            turn = self._turns.get(ino)
+            if turn is None:
+                return None, ahead
+            if now < turn.until:
+                return turn.since, turn.until - now
+            return turn.until, ahead
+
+
+Listed = FileRun | Entry | None
+"""What is listed next: plain files, or something else, or nothing more."""
+
+
+class ShardFolders:
+    """Looks into shards."""
+
+    def __init__(self, indexer: Indexer, make: AttrMaker) -> None:
+        """Open shards with `indexer`."""
+        self._indexer = indexer
+        self._make = make
+
+    async def view(self, shard: ShardNode) -> MembersView:
+        """Open the shard, scanning it when it was not opened before."""
+        return await self._indexer.open(shard.bucket, shard.info)
+
+    @any_thread
+    def try_view(self, shard: ShardNode) -> MembersView | None:
+        """Return the members of a shard that is open. Waits for nothing."""
+        return self._indexer.try_open(shard.bucket, shard.info)
+
+    def describe(self, shard: ShardNode, ino: int) -> str:
+        """Return the path of a member or directory in its shard, for the log; empty if it is not open."""
+        view = self.try_view(shard)
+        if view is None:
+            return ""
+        _, is_directory, low = _split(ino)
+        if not is_directory:
+            return "/" + os.fsdecode(view.index.name(low))
+        return f"/{os.fsdecode(view.path(low))}/" if low else "/"
+
+    def attr(self, view: MembersView, shard: ShardNode, ino: int) -> Attr:
+        """Describe the member or directory with the number `ino` of an open shard."""
+        first, is_directory, low = _split(ino)
+        child = Child(b"", None, low) if is_directory else Child(b"", low, None)
+        return self._attr(shard, view, first, child)
+
+    def folder(self, shard: ShardNode, ino: int) -> Attr:
+        """Describe the folder of a shard without opening it."""
+        return self._make.directory(ino, mtime_of(shard.info))
+
+    def find(self, view: MembersView, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
+        """Look up a name in the directory with the number `ino` of an open shard."""
+        first, _, low = _split(ino)
+        child = view.directory(low).find(name)
+        return self._entry(shard, view, first, child) if child is not None else None
+
+    async def path(self, shard: ShardNode, ino: int, name: bytes) -> str:
+        """Return the path, inside the shard, of a name in the directory with the number `ino`."""
+        check_directory(shard, ino)
+        if is_folder(ino):
+            return os.fsdecode(name)
+        return self.path_in(await self.view(shard), ino, name)
+
+    def path_in(self, view: MembersView, ino: int, name: bytes) -> str:
+        """Return the path of a name in the directory with the number `ino` of an open shard."""
+        folder = view.directory(_split(ino)[2]).path
+        return os.fsdecode(folder + b"/" + name if folder else name)
+
+    async def path_of(self, shard: ShardNode, ino: int) -> str:
+        """Return the path, inside the shard, of the directory with the number `ino`."""
+        if is_folder(ino):
+            return ""
+        return os.fsdecode((await self.view(shard)).path(_split(ino)[2]))
+
+    async def resolve(self, shard: ShardNode, first: int, path: str) -> Entry:
+        """Return the entry of what is at a path, in the shard whose first number is `first`.
+
+        Raises:
+            NotFound: there is nothing.
+        """
+        view = await self.view(shard)
+        child = view.resolve(os.fsencode(path))
+        if child is None:
+            raise NotFound(f"{shard.info.key}: nothing at {path!r}")
+        return self._entry(shard, view, first, child)
+
+    async def in_opened_tar(self, shard: ShardNode, ino: int) -> bool:
+        """Return whether the directory with the number `ino` is in a tar in the shard."""
+        _, _, low = _split(ino)
+        return bool(low) and (await self.view(shard)).in_opened_tar(low)
+
+    async def check_whole(self, shard: ShardNode) -> None:
+        """Raise `ShardDamaged` when what is known of the shard says that nothing can be added to it."""
+        for warning in (await self.view(shard)).index.warnings:
+            if not NestedTars.is_about(warning):
+                raise ShardDamaged(f"{shard.info.key}: nothing can be added: {warning}")
+
+    def children_in(
+        self, view: MembersView, shard: ShardNode, ino: int
+    ) -> Callable[[int], Iterator[tuple[int, Entry]]]:
+        """List the directory with the number `ino` of an open shard."""
+        first, _, low = _split(ino)
+        return partial(self._entries, shard, view, first, view.directory(low))
+
+    def listed_in(
+        self, view: MembersView, shard: ShardNode, ino: int
+    ) -> Callable[[int, int], Listed]:
+        """List the directory with the number `ino` of an open shard, from an offset on and with so
+        many files at most."""
+        first, _, low = _split(ino)
+        return partial(self._listed, shard, view, first, view.directory(low))
+
+    def _listed(
+        self,
+        shard: ShardNode,
+        view: MembersView,
+        first: int,
+        directory: Directory,
+        offset: int,
+        most: int,
+    ) -> Listed:
+        if offset >= len(directory):
+            return None
+        rows, names = directory.plain_files(offset, most)
+        if not names:
+            return self._entry(shard, view, first, directory.child(offset))
+        columns = view.index.columns
+        plain, executable = self._make.file_mode(), self._make.file_mode(executable=True)
+        modes = [executable if e & EXECUTABLE else plain for e in column_at(columns.flags, rows)]
+        sizes, mtimes = column_at(columns.sizes, rows), column_at(columns.mtimes, rows)
+        return FileRun([first | row for row in rows], sizes, mtimes, modes, names)
+
+    def _entries(
+        self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int
+    ) -> Iterator[tuple[int, Entry]]:
+        for position in range(offset, len(directory)):
+            yield position + 1, self._entry(shard, view, first, directory.child(position))
+
+    def _entry(self, shard: ShardNode, view: MembersView, first: int, child: Child) -> Entry:
+        # A version of a shard never changes, so neither do the names in it.
+        return Entry(child.name, self._attr(shard, view, first, child), LONGEST_TIMEOUT)
+
+    def _attr(self, shard: ShardNode, view: MembersView, first: int, child: Child) -> Attr:
+        if child.directory is not None:
+            mtime = view.directory(child.directory).mtime_ns
+            number = directory_number(first, child.directory)
+            return self._make.directory(number, mtime_of(shard.info) if mtime is None else mtime)
+        assert child.row is not None, "a child is a row or a directory"
+        return self.member(view.index, first, child.row)
+
+    def member(self, index: MemberIndex, first: int, row: int) -> Attr:
+        """Describe the member in a row of the shard with the first number `first`."""
+        row = index.content_row(row)
+        number = member_number(first, row)
+        if index.kind(row) is MemberKind.SYMLINK:
+            return self._make.symlink(number, index.link_target(row), index.mtime_ns(row))
+        executable = index.executable(row)
+        return self._make.file(number, index.size(row), index.mtime_ns(row), executable=executable)
+
+
+def check_directory(shard: ShardNode, ino: int) -> None:
+    """Raise `NotADirectory` when the inode `ino` of a shard is a member."""
+    if not _split(ino)[1]:
+        raise NotADirectory(f"{shard.info.key}: a member is not a directory")
+
+
+def is_folder(ino: int) -> bool:
+    """Return whether `ino` is the folder of the shard itself."""
+    return _split(ino)[1:] == (True, 0)
+
+
+def _split(ino: int) -> tuple[int, bool, int]:
+    parts = split_member(ino)
+    assert parts is not None, f"inode {ino} is not in a shard"
+    return parts
 
 
 @any_thread

@@ -13,9 +13,8 @@ from pathlib import Path
 import trio
 
 from aisfs.errors import MountError
-from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import InstantAnswers
-from aisfs.filesystem.write.layer import WriteLayer
+from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
+from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.fuse.fastpath.dispatcher import SPIN_SECONDS, Buffer, Dispatcher, grow
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.interrupts import ASKING, LISTING, Interrupts

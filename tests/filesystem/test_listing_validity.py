@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.filesystem.listing_validity import ListingValidity
+from aisfs.filesystem.inodes import ListingValidity
 
 TTL = 10.0
 TICK = 1e-6

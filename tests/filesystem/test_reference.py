@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from aisfs.core.names.inodes import ROOT
 from aisfs.errors import NameTooLong, NotFound, Stale
-from aisfs.filesystem.attributes import Entry
-from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.filesystem.nodes import DirectoryNode, Entry, ObjectNode, ShardNode
 from aisfs.settings import Shards
 from tests.filesystem import operations as ops
 from tests.filesystem.model import (

@@ -17,12 +17,19 @@ from aisfs.engine.reader import Reader
 from aisfs.engine.scanning import ShardScanner
 from aisfs.engine.shards import ArchiveForms, Indexer
 from aisfs.engine.unpacker import Unpacker
-from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
-from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
-from aisfs.filesystem.shard_folders import ShardFolders
-from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.inodes import ShardFolders
+from aisfs.filesystem.nodes import (
+    LONGEST_TIMEOUT,
+    AttrMaker,
+    DirectoryNode,
+    Entry,
+    Node,
+    ProviderNode,
+    RootNode,
+)
+from aisfs.filesystem.trees import Tree
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ByteRange
 from aisfs.settings import Shards, TreeSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.filesystem.attributes import Attr
+from aisfs.filesystem.nodes import Attr
 from aisfs.fuse import watchdog
 from aisfs.fuse.fastpath.dispatcher import SILENCE, Dispatcher
 from aisfs.fuse.fastpath.interrupts import Interrupts

@@ -14,8 +14,8 @@ from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import DirectoryNode
-from aisfs.filesystem.trees.bucket_tree import Tree
-from aisfs.filesystem.write.layer import WriteLayer, write_layer
+from aisfs.filesystem.trees import Tree
+from aisfs.filesystem.writing.setattr import WriteLayer, write_layer
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from aisfs.cache.names import WOULD_WAIT
-from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import InstantAnswers
+from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
 from aisfs.filesystem.xattrs import PREFIX
 from aisfs.fuse.fastpath.dispatcher import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.interrupts import Interrupts

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Entry
-from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
-from aisfs.filesystem.instant import InstantAnswers
-from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
+from aisfs.filesystem.nodes import LONGEST_TIMEOUT, Entry, Node, ObjectNode, ShardNode
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.direntplus import FilePacker
 

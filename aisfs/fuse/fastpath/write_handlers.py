@@ -15,7 +15,7 @@ import trio
 from aisfs.core.names.inodes import split_member
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.write.open_files import WRITING, OpenFiles
+from aisfs.filesystem.writing.create import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import ANSWERED, FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.handle_codes import handle_of, is_fastpath_handle
 from aisfs.fuse.fastpath.write_requests import AllocateArgs, CreateArgs, WriteRequests

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import trio
 
-from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle, OpenFile
-from aisfs.filesystem.write.layer import WriteLayer
+from aisfs.filesystem.nodes import Entry
+from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.fuse.fastpath.dispatcher import COUNTED, FORWARD, SILENCE, Reply
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.fuse.fastpath.handle_table import HandleTable

@@ -16,7 +16,7 @@ from typing import Protocol
 from aisfs.core.names.inodes import member_number, split_member
 from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.parts import Data
-from aisfs.filesystem.open_shards import Members, OpenShard
+from aisfs.filesystem.filesystem import Members, OpenShard
 from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages, store_pairs
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange

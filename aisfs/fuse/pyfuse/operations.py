@@ -27,12 +27,11 @@ from pyfuse3 import (
 
 from aisfs.core.names.listing import NAME_MAX
 from aisfs.errors import NotPermitted, ReadOnly
-from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
-from aisfs.filesystem.write.layer import WriteLayer
-from aisfs.filesystem.write.open_files import WRITING
-from aisfs.filesystem.write.setattr import AttributeChanges
+from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT
+from aisfs.filesystem.writing.create import WRITING
+from aisfs.filesystem.writing.setattr import AttributeChanges, WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.callers import is_ending
 from aisfs.fuse.fastpath.handle_codes import object_of

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 
-from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
+from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.metrics import Metrics
 from aisfs.system.logs import request_log

@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 from struct import Struct
 from typing import NamedTuple
 
-from aisfs.filesystem.attributes import BLOCK_SIZE, Attr
+from aisfs.filesystem.nodes import BLOCK_SIZE, Attr
 
 
 class Opcode(IntEnum):

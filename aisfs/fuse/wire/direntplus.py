@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT, FileRun
+from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT, FileRun
 from aisfs.fuse.wire.abi import DIRENTPLUS, GIGA, WORD, timeout_words
 
 # Where in an entry what differs between files is: in words of 64 bits, ...

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.names.inodes import ROOT
-from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import InstantAnswers
+from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.listing_pages import AHEAD_SECONDS
 from aisfs.fuse.wire import abi

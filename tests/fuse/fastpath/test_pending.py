@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from aisfs.filesystem.attributes import Attr
-from aisfs.filesystem.readdir_snapshots import ReaddirSnapshots
+from aisfs.filesystem.handles import ReaddirSnapshots
+from aisfs.filesystem.nodes import Attr
 from aisfs.fuse.fastpath import interrupts
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.interrupts import Interrupts

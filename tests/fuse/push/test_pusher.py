@@ -13,8 +13,8 @@ import pytest
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.names.inodes import directory_number, member_number, split_member
 from aisfs.core.views.tree import MembersView
-from aisfs.filesystem.open_shards import Members as RealMembers
-from aisfs.filesystem.open_shards import OpenShard
+from aisfs.filesystem.filesystem import Members as RealMembers
+from aisfs.filesystem.filesystem import OpenShard
 from aisfs.fuse.push import pusher as pushers
 from aisfs.fuse.push.pusher import PIECE, Pusher
 from aisfs.metrics import Metrics

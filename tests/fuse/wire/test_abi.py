@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from aisfs.filesystem.attributes import Attr, FileRun
+from aisfs.filesystem.nodes import Attr, FileRun
 from aisfs.fuse.wire import abi, notifications
 from aisfs.fuse.wire.abi import InitFlag, Opcode
 from aisfs.fuse.wire.direntplus import FilePacker

@@ -10,9 +10,9 @@ import trio
 from aisfs.core.names.inodes import ROOT
 from aisfs.engine.writing.unsent import StagingSlot
 from aisfs.errors import OutOfSpace
-from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import OpenFile
-from tests.filesystem.write.test_write_back import Scene
+from aisfs.filesystem.nodes import Entry
+from tests.filesystem.writing.test_write_back import Scene
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from aisfs.engine.writing.staging import StagingArea
 from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import Unavailable
 from aisfs.filesystem.nodes import ObjectNode
-from aisfs.filesystem.write import acknowledge
-from aisfs.filesystem.write.acknowledge import Acknowledger
-from aisfs.filesystem.written.files import WrittenFile
+from aisfs.filesystem.writing import commit
+from aisfs.filesystem.writing.commit import Acknowledger
+from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.memory import MemoryStore
 from tests.support.mounts import eventually
@@ -64,7 +64,7 @@ async def scene(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Scene]:
 async def test_the_number_of_files_that_wait_is_bounded(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(acknowledge, "WAITING_MOST", 2)
+    monkeypatch.setattr(commit, "WAITING_MOST", 2)
     files = [scene.file(f"f{number}") for number in range(3)]
     assert [await scene.acknowledger.acknowledge(file) for file in files] == [True, True, False]
     assert not begin(scene, files[2])
@@ -143,5 +143,5 @@ async def test_what_cannot_be_written_is_told(scene: Scene, monkeypatch: pytest.
         assert not file.waits
         assert not await scene.acknowledger.acknowledge(file)
     assert not await scene.acknowledger.acknowledge(file), "the disk is left alone for a while"
-    scene.now += acknowledge.REFUSED_SECONDS
+    scene.now += commit.REFUSED_SECONDS
     assert await scene.acknowledger.acknowledge(file)

@@ -2,15 +2,28 @@
 
 What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
 before; should it come to nothing, the staged bytes are kept.
+
+Files whose close does not wait for the store (`--write-back`): safe on the local disk first.
+
+Uploads the files that wait for it: when their time has come, on request, and at the end of the mount.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import trio
+from msgspec import structs
 
 from aisfs.core.names import listing
 from aisfs.core.names.inodes import directory_number, member_number
+from aisfs.core.names.listing import is_shard
 from aisfs.engine.overlay import Overlay
 from aisfs.engine.writing.appender import Appended
+from aisfs.engine.writing.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.writing.record import StagedRecord
 from aisfs.engine.writing.staging import StagedFile
 from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
@@ -26,14 +39,228 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
-from aisfs.filesystem.trees.bucket_tree import Tree
-from aisfs.filesystem.write.acknowledge import Acknowledger
-from aisfs.filesystem.written.files import WrittenFile
+from aisfs.filesystem.trees import Tree
+from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.posix_metadata import mode_of, mtime_of
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
+
+WAITING_MOST = 20_000
+"""Files that wait at once, some 3 KB of memory each; then a close waits for the store."""
+REFUSED_SECONDS = 10.0
+"""How long the local disk is left alone after it refused to take more."""
+POSTPONED_SECONDS = 10.0
+"""How long a file waits at least that could not be uploaded, perhaps because of what it is."""
+
+
+class Acknowledger:
+    """Puts files into the journal, and knows which of them wait for their upload."""
+
+    def __init__(
+        self, journal: Journal, writer: Writer, seconds: float, clock: Callable[[], float]
+    ) -> None:
+        """Let files wait in `journal` for so many seconds by `clock`."""
+        self._journal = journal
+        self._writer = writer
+        self._seconds = seconds
+        self._clock = clock
+        self._most = writer.journaled_most
+        self._refused_until = float("-inf")
+        """The disk has refused an entry: closes wait for the store before it is tried again."""
+        self._parked: dict[Path, tuple[str, AisfsError]] = {}
+        """Files that could not be uploaded: their names, and why."""
+        self.waiting: dict[WrittenFile, float] = {}
+        """When each file is due, the first one first. The journal's thread adds, the trio thread
+        takes out, and each of that is one step of the interpreter."""
+
+    def bytes_waiting(self) -> int:
+        """Return how many bytes wait."""
+        return sum(file.entry.size for file in list(self.waiting) if file.entry is not None)
+
+    def due(self) -> list[WrittenFile]:
+        """Return the files that have waited long enough."""
+        now = self._clock()
+        # The copy is one step. A list of pairs is not: it may collect garbage, and run other threads.
+        return [file for file, when in self.waiting.copy().items() if when <= now]
+
+    def postpone(self, file: WrittenFile) -> None:
+        """Let others go first: a file that could not be uploaded waits again, for a while at least."""
+        if self.waiting.pop(file, None) is not None:
+            self.waiting[file] = self._clock() + max(self._seconds, POSTPONED_SECONDS)
+
+    # a close -------------------------------------------------------------------------------------
+
+    @any_thread
+    def try_begin(self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool) -> bool:
+        """Begin to acknowledge a file on which no task is at work; return whether that is so.
+
+        For the fast path. `told` learns whether the file is safe: in the journal's thread, or at once, if that
+        is known, or if this thread `may_wait` for the disk and the disk is quick.
+        """
+        if not file.lock.take_in_thread():
+            return False
+        begun = later = False
+        try:
+            if file.detached_because is None and file.failed is None and file.write_error is None:
+                if file.waits or file.unlinked or not file.dirty:
+                    told(True)
+                    begun = True
+                elif self._may_wait(file):
+                    begun, later = self._begin(file, told, may_wait=may_wait)
+        except AisfsError:  # the trio thread will run into it too, and say so
+            pass
+        finally:
+            if not later:
+                file.lock.leave_in_thread()
+        return begun
+
+    def _begin(
+        self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool
+    ) -> tuple[bool, bool]:
+        """Return whether it was begun, and whether the journal's thread will end it."""
+        recorded = file.staged.encoded_record if file.staged is not None else b""
+        record = recorded or self._record(file).encode()
+        content, mtime_ns = self._content(file), file.mtime_ns
+        ended = (file.entry,) if file.entry is not None else ()
+        if may_wait:
+            outcome = self._journal.try_put(
+                partial(told, True), record=record, content=content, mtime_ns=mtime_ns, ended=ended
+            )
+            if isinstance(outcome, JournalEntry):
+                self._note(file, outcome)
+                return True, False
+            if outcome is not None:
+                return False, False
+        kept = partial(self._kept, file, told)
+        self._journal.put(kept, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        return True, True
+
+    def _kept(self, file: WrittenFile, told: Callable[[bool], None], outcome: Outcome) -> None:
+        if isinstance(outcome, JournalEntry):
+            self._note(file, outcome)
+        file.lock.leave_in_thread()
+        told(isinstance(outcome, JournalEntry))
+
+    async def acknowledge(self, file: WrittenFile) -> bool:
+        """Make a file safe on the local disk; return whether it may wait. Called with its lock held."""
+        if file.waits:
+            return True
+        if file.failed is not None or not self._may_wait(file):
+            return False
+        return await self.again(file)
+
+    async def again(
+        self,
+        file: WrittenFile,
+        *,
+        key: str = "",
+        base: ObjectInfo | None = None,
+        only_new: str = "",
+        instead_of: WrittenFile | None = None,
+    ) -> bool:
+        """Put a file into the journal as it is now, or as it is about to be called; return whether it is.
+
+        With `key`, `base` is the version in the store that it will replace, `only_new` is what the upload calls
+        so, and `instead_of` a file that waits under that name. All of it is one step. Called with the locks held.
+        """
+        record = self._record(file, key, base, only_new)
+        ended = [e.entry for e in (file, instead_of) if e is not None and e.entry is not None]
+        try:
+            entry = await self._journal.keep(
+                record.encode(), self._content(file), file.mtime_ns, ended
+            )
+        except AisfsError as error:
+            log.warning("closed files are uploaded at once for a while: %s", error)
+            self._refused_until = self._clock() + REFUSED_SECONDS
+            return False
+        self._note(file, entry)
+        if instead_of is not None:
+            self._forget(instead_of)
+        return True
+
+    @any_thread
+    def _may_wait(self, file: WrittenFile) -> bool:
+        """Return whether a file may wait. One that opens as a folder may not: that is made of the object."""
+        return (
+            not file.member
+            and file.size <= self._most
+            and self._clock() >= self._refused_until
+            and (file.entry is not None or len(self.waiting) < WAITING_MOST)
+            and not is_shard(file.node.name)
+        )
+
+    @any_thread
+    def _record(
+        self,
+        file: WrittenFile,
+        key: str = "",
+        base: ObjectInfo | None = None,
+        only_new: str = "",
+    ) -> StagedRecord:
+        return self._writer.record_of(
+            file.bucket,
+            key or file.key,
+            base=base if key else file.base,
+            mode=file.mode,
+            only_new=only_new if key else file.only_new,  # most renames overwrite
+        )
+
+    @any_thread
+    def _content(self, file: WrittenFile) -> bytes:
+        content = file.staged or file.entry
+        assert content is not None, "what is dirty is on the local disk"
+        return content.read(0, content.size)
+
+    @any_thread
+    def _note(self, file: WrittenFile, entry: JournalEntry) -> None:
+        file.entry = entry
+        file.entry_overwrites = file.overwrites
+        file.acknowledged = True
+        self.waiting.pop(file, None)
+        self.waiting[file] = self._clock() + self._seconds
+        if file.staged is not None:
+            file.staged.mark_clean()  # else it would be found a second time
+
+    # the end of waiting --------------------------------------------------------------------------
+
+    def end(self, file: WrittenFile) -> None:
+        """Drop what is in the journal of a file that is in the store, or gone; see `settled`."""
+        if file.entry is not None:
+            self._journal.end([file.entry])
+        self._forget(file)
+
+    def restore(self, file: WrittenFile) -> None:
+        """Let what was acknowledged of a file wait again: a change of it came to nothing."""
+        assert file.entry is not None, "what was acknowledged is in the journal"
+        file.acknowledged = file.dirty = True
+        file.overwrites = file.entry_overwrites
+        file.failed = file.write_error = None
+        file.mtime_ns = file.entry.mtime_ns
+        self.waiting[file] = self._clock() + self._seconds
+
+    def _forget(self, file: WrittenFile) -> None:
+        file.entry = None
+        file.acknowledged = False
+        self.waiting.pop(file, None)
+
+    async def settled(self) -> None:
+        """Wait until nothing that was ended so far would be uploaded after a crash."""
+        await self._journal.settled()
+
+    def park(self, file: WrittenFile, error: AisfsError) -> None:
+        """Keep what cannot be uploaded for `aisfs recover`."""
+        assert file.entry is not None, "what was acknowledged is in the journal"
+        record = structs.replace(self._record(file), reason=str(error))
+        path = self._writer.park_entry(file.entry, record, file.mtime_ns)
+        self._parked[path] = (record.name, error)
+        self.end(file)
+
+    def given_up(self) -> list[tuple[str, AisfsError]]:
+        """Return which files are kept for `aisfs recover`, and why, until it has uploaded or dropped them."""
+        self._parked = {path: told for path, told in self._parked.items() if path.exists()}
+        return list(self._parked.values())
 
 
 def passes(error: AisfsError) -> bool:
@@ -390,3 +617,158 @@ class Committer:
         """Make the kernel look a name up again, and list its directory again."""
         self._filesystem.kernel.invalidate_entry(parent, name)
         self._filesystem.kernel.invalidate_inode(parent)
+
+
+UPLOADS_AT_ONCE = 16
+"""Half of the connections of a mount: the others are for those who wait for an answer."""
+LOOK_SECONDS = 0.5
+"""How often it is looked for files that are due."""
+DOUBTFUL_MOST = 16
+"""Files that may fail for reasons of their own before the others are left for the next time."""
+RETRY_SECONDS = 10.0
+"""After an upload that may succeed later: the store has tried for `--io-timeout` by then."""
+
+
+class WriteBack:
+    """Uploads in the background; reports what has failed to whoever asks next."""
+
+    def __init__(self, committer: Committer, acknowledger: Acknowledger) -> None:
+        """Upload with `committer` what `acknowledger` lets wait."""
+        self._committer = committer
+        self._acknowledger = acknowledger
+        self._refused: dict[WrittenFile, AisfsError] = {}
+        """Files that cannot be uploaded, and that some program still has open, or that the local disk
+        could not keep for `aisfs recover`."""
+        self._doubtful: dict[WrittenFile, AisfsError] = {}
+        """Files that wait on after an answer that may not be the store's last word."""
+
+    def waiting(self) -> tuple[int, int]:
+        """Return how many files wait, and their bytes."""
+        return len(self._acknowledger.waiting), self._acknowledger.bytes_waiting()
+
+    def failures(self) -> list[tuple[str, AisfsError]]:
+        """Return which files could not be uploaded, and why, until `aisfs recover` has dealt with them."""
+        self._refused = {
+            file: error
+            for file, error in self._refused.items()
+            if file.acknowledged and file.failed
+        }
+        refused = [(f"{file.bucket}/{file.key}", error) for file, error in self._refused.items()]
+        return [*self._acknowledger.given_up(), *refused]
+
+    def failed(self) -> int:
+        """Return of how many files the last upload failed, whatever becomes of them."""
+        self._doubtful = {file: error for file, error in self._doubtful.items() if file.waits}
+        return len(self.failures()) + len(self._doubtful)
+
+    async def run(self) -> None:
+        """Upload what is due, until cancelled."""
+        troubled = False
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            due = self._acknowledger.due()
+            problem = await self._upload_all(due)
+            if problem is not None and passes(problem):
+                if not troubled:
+                    count = len(self._acknowledger.waiting)
+                    log.warning("%d closed files still wait for their upload: %s", count, problem)
+                troubled = True
+                await trio.sleep(RETRY_SECONDS)
+            elif due:
+                troubled = False
+
+    async def flush(self, within: Callable[[WrittenFile], bool] = lambda _: True) -> int:
+        """Upload what waits now; return how many files.
+
+        Raises:
+            AisfsError: not all of it is in the store, or something closed earlier could not be uploaded;
+                the message says what becomes of it.
+        """
+        files = [file for file in list(self._acknowledger.waiting) if within(file)]
+        problem = await self._upload_all(files)
+        for file, error in list(self._refused.items()):
+            if file.acknowledged:  # the disk may have room for it now
+                await self._give_up(file, error)
+        await self._committer.settled()
+        failures = self.failures()
+        if failures:
+            name, error = failures[0]
+            raise type(error)(
+                f"{len(failures)} closed files could not be uploaded, such as {name} ({error}); "
+                "`aisfs recover` lists them"
+            )
+        if problem is not None:
+            left = sum(file.waits for file in files)
+            raise type(problem)(f"{left} closed files still wait for their upload: {problem}")
+        return len(files)
+
+    async def _upload_all(self, files: Iterable[WrittenFile]) -> AisfsError | None:
+        """Upload files, many at once; return an error after which some wait on. Stop if nothing can be uploaded."""
+        remaining = iter(files)
+        problems: list[AisfsError] = []
+
+        async def work() -> None:
+            for file in remaining:
+                if len(problems) >= DOUBTFUL_MOST or any(map(passes, problems)):
+                    return
+                problem = await self._upload(file)
+                if problem is not None:
+                    problems.append(problem)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(UPLOADS_AT_ONCE):
+                nursery.start_soon(work)
+        return next((one for one in problems if passes(one)), problems[0] if problems else None)
+
+    async def _upload(self, file: WrittenFile) -> AisfsError | None:
+        """Upload a file; return an error after which it waits on."""
+        try:
+            await self._committer.commit_waiting(file)
+        except AisfsError as error:
+            if lasts(error):
+                await self._give_up(file, error)
+                return None
+            if not passes(error):
+                self._doubt(file, error)
+            return error
+        except Exception as error:
+            log.exception("an upload failed: this is a bug in aisfs, please report it")
+            return Unavailable(f"{file.bucket}/{file.key}: {error}")
+        self._doubtful.pop(file, None)
+        if file.acknowledged and file.failed is not None:  # a rename, for example, had to upload it
+            await self._give_up(file, file.failed)
+        return None
+
+    def _doubt(self, file: WrittenFile, error: AisfsError) -> None:
+        """Let a file wait on, and be seen as it is, after an answer that makes no sense."""
+        if self._doubtful.get(file) is None:
+            log.error(
+                "%s/%s was not uploaded: %s; it waits and is tried again",
+                file.bucket,
+                file.key,
+                error,
+            )
+        self._doubtful[file] = error
+        self._acknowledger.postpone(file)
+
+    async def _give_up(self, file: WrittenFile, error: AisfsError) -> None:
+        """Keep a file for `aisfs recover` once no program has it open."""
+        async with file.lock:
+            if file.failed is None:  # changed meanwhile: its next close lets it wait again
+                return
+            self._acknowledger.waiting.pop(file, None)
+        if file.handles:
+            self._refused[file] = error
+            return
+        try:
+            await self._committer.settle_unopened(file)
+        except Exception as failed:  # no room, for example; an error would end the mount
+            log.error(
+                "%s/%s was not uploaded: %s; it stays in the journal until the mount ends: %s",
+                file.bucket,
+                file.key,
+                error,
+                failed,
+                exc_info=not isinstance(failed, AisfsError),
+            )
+            self._refused[file] = error

@@ -2,15 +2,15 @@
 
 import pytest
 
-from aisfs.filesystem.written import directory_attributes
-from aisfs.filesystem.written.directory_attributes import DirectoryAttributes
+from aisfs.filesystem import written
+from aisfs.filesystem.written import DirectoryAttributes
 from aisfs.model import Bucket
 
 PETS, CARS = Bucket("pets"), Bucket("cars")
 
 
 def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(directory_attributes, "DIRECTORIES_MAX", 3)
+    monkeypatch.setattr(written, "DIRECTORIES_MAX", 3)
     kept = DirectoryAttributes()
     for number in range(3):
         kept.keep(PETS, f"{number}/", 0o700, number)
@@ -26,7 +26,7 @@ def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_they_follow_a_rename(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(directory_attributes, "DIRECTORIES_MAX", 4)
+    monkeypatch.setattr(written, "DIRECTORIES_MAX", 4)
     kept = DirectoryAttributes()
     kept.keep(PETS, "a/", 0o700, 1)
     kept.keep(PETS, "a/b/", 0o710, 2)

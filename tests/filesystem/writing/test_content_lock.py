@@ -5,7 +5,7 @@ import threading
 import pytest
 import trio
 
-from aisfs.filesystem.written.content_lock import ContentLock
+from aisfs.filesystem.written import ContentLock
 
 
 async def test_the_thread_does_not_get_what_a_task_has():

@@ -22,9 +22,8 @@ from aisfs.engine.writing.unsent import StagingSlot, unsent_files
 from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AccessDenied, AisfsError, Unavailable
 from aisfs.filesystem.handles import OpenFile
-from aisfs.filesystem.write.layer import write_layer
-from aisfs.filesystem.write.setattr import AttributeChanges
-from aisfs.filesystem.written.files import WrittenFile
+from aisfs.filesystem.writing.setattr import AttributeChanges, write_layer
+from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket
 from aisfs.settings import WriteSettings
 from tests.filesystem.user import BUCKET, OFF, build, new_store

@@ -3,20 +3,111 @@
 An inode number stands for one version (invariant I2), but a program goes on using the inode it
 writes to. So a written file keeps its number from the first change to the last lookup, whatever
 versions it becomes meanwhile; anybody else's new version of the object gets a number of its own.
+
+The lock of a written file: tasks of trio queue for it, the dispatcher takes it only when it is free.
+
+Modes and times of directories, which have nowhere to be stored.
+
+Names that are being changed, which takes the store a while, and who has to wait for that.
+
+The kernel keeps the changes of one directory apart. But while a name goes it opens the file, and
+while a directory is renamed it does all it likes further down. A request that relies on such a name
+waits here until it is decided what the name stands for; else what is written meanwhile would go where it is
+deleted in the next moment.
 """
 
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
+from types import TracebackType
 
+import trio
+from cachetools import FIFOCache
 from msgspec import structs
 
 from aisfs.core.names.listing import PENDING_VERSION
 from aisfs.engine.writing.journal import JournalEntry
 from aisfs.engine.writing.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
-from aisfs.filesystem.nodes import ObjectNode
-from aisfs.filesystem.written.content_lock import ContentLock
+from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.system.locks import Lock, Rank, ranked_lock
+from aisfs.system.threads import any_thread
+
+
+class ContentLock:
+    """Held by one task at a time, for as long as it likes; or by another thread, for moments."""
+
+    def __init__(self, token: trio.lowlevel.TrioToken | None = None) -> None:
+        """Start unheld; to be made in the trio thread, unless its `token` is given."""
+        self._tasks: trio.Lock | None = None
+        """Made for the first task: most files are made and written without any."""
+        self._token = token or trio.lowlevel.current_trio_token()
+        self._guard = ranked_lock(Rank.CONTENT)
+        """Held for an instant, while the thread's part is looked at or changed."""
+        self._in_thread = False
+        self._left: trio.Event | None = None
+        """Set for the task that waits until the thread is done."""
+
+    async def __aenter__(self) -> None:
+        """Wait for the tasks that came before, then for the thread, which comes in no more."""
+        tasks = self._tasks = self._tasks or trio.Lock()
+        try:
+            tasks.acquire_nowait()  # saves a turn of all tasks, where it is free
+        except trio.WouldBlock:
+            await tasks.acquire()
+        try:
+            await self._thread_left()
+        except BaseException:
+            tasks.release()
+            raise
+
+    async def _thread_left(self) -> None:
+        with self._guard:
+            if not self._in_thread:
+                return
+            self._left = left = trio.Event()
+        await left.wait()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release the lock."""
+        assert self._tasks is not None, "a task has it"
+        self._tasks.release()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a task could have it now."""
+        return not self._in_thread and not self._has_task()
+
+    def _has_task(self) -> bool:
+        return self._tasks is not None and self._tasks.locked()
+
+    def take_in_thread(self) -> bool:
+        """Take it, unless a task has it or is about to; returns whether. From one thread only.
+
+        Another thread may return it.
+        """
+        with self._guard:
+            if self._in_thread or self._has_task():
+                return False
+            self._in_thread = True
+            return True
+
+    def leave_in_thread(self) -> None:
+        """Return it back."""
+        with self._guard:
+            self._in_thread = False
+            left, self._left = self._left, None
+        if left is not None:
+            self._token.run_sync_soon(left.set)
+
 
 _serial = count(1)
 MOST_AT_REST = 1000
@@ -215,3 +306,144 @@ class WrittenFiles:
         self._at_rest.pop(file.ino, None)
         self.unname(file)
         self.by_ino.pop(file.ino, None)
+
+
+DIRECTORIES_MAX = 100_000
+
+
+class DirectoryAttributes:
+    """Modes that were set in this mount, and times when entries changed or that were set.
+
+    They are kept of the directories where that happened last.
+
+    `of` takes no lock, so it must not change what is kept.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._kept: FIFOCache[tuple[Bucket, str], tuple[int | None, int | None]] = FIFOCache(
+            DIRECTORIES_MAX
+        )
+        self._lock = ranked_lock(Rank.DIRECTORY_ATTRIBUTES)
+
+    @any_thread
+    def of(self, bucket: Bucket, prefix: str) -> tuple[int | None, int | None]:
+        """Return mode and time of a directory, each None if it is not known."""
+        try:
+            return self._kept[bucket, prefix]  # one step; `get` is two
+        except KeyError:
+            return None, None
+
+    def keep(self, bucket: Bucket, prefix: str, mode: int | None, mtime_ns: int | None) -> None:
+        """Remember both."""
+        with self._lock:
+            self._kept[bucket, prefix] = mode, mtime_ns
+
+    @any_thread
+    def touch(self, bucket: Bucket, prefix: str) -> None:
+        """Record that an entry of a directory was made, removed or replaced just now."""
+        with self._lock:
+            mode, _ = self.of(bucket, prefix)
+            self._kept[bucket, prefix] = mode, time.time_ns()
+
+    def drop(self, bucket: Bucket, prefix: str) -> None:
+        """Forget those of a directory that was removed."""
+        with self._lock:
+            self._kept.pop((bucket, prefix), None)
+
+    def rename(self, bucket: Bucket, prefix: str, new_prefix: str) -> None:
+        """Move those of a directory, and of all below it, to another name, where nothing is left."""
+        self.drop(bucket, new_prefix)
+        with self._lock:
+            for at, old in list(self._kept):
+                if at == bucket and old.startswith(prefix):
+                    renamed = new_prefix + old[len(prefix) :]
+                    self._kept[bucket, renamed] = self._kept.pop((bucket, old))
+
+
+Names = frozenset[tuple[Bucket, str]]
+"""Keys, and prefixes with their slash for all that is below."""
+
+
+@dataclass(eq=False, slots=True)
+class NameChange:
+    """A change that is under way, or content that needs its name for a while."""
+
+    names: Names
+    gone: set[int] = field(default_factory=set)
+    """Inodes that have no name any more."""
+    over: trio.Event = field(default_factory=trio.Event)
+
+    def covers(self, bucket: Bucket, name: str) -> bool:
+        """Return whether it changes where this key, or all below this prefix, is."""
+        return any(b == bucket and _is_within(name, own) for b, own in self.names)
+
+    def meets(self, names: Names) -> bool:
+        """Return whether it is about any of these, or about something below or above."""
+        return any(
+            b == bucket and (_is_within(name, own) or _is_within(own, name))
+            for bucket, name in names
+            for b, own in self.names
+        )
+
+
+class NameChanges:
+    """The changes of names of one mount. Only for the trio thread, but for `of`."""
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        """Begin with none; `lock` is held while one is added, where other threads look at them."""
+        self._lock = lock or nullcontext()
+        self._changes: set[NameChange] = set()
+        self._uses: set[NameChange] = set()
+
+    def of(self, node: Node) -> NameChange | None:
+        """Return a change that decides where a file or directory is. The dispatcher holds the lock."""
+        if not self._changes:
+            return None
+        match node:
+            case ObjectNode(bucket, info):
+                name = info.key
+            case DirectoryNode(bucket, name):
+                pass
+            case _:
+                return None
+        changes = self._changes.copy()
+        return next((change for change in changes if change.covers(bucket, name)), None)
+
+    @asynccontextmanager
+    async def changing(self, names: Callable[[], Names]) -> AsyncIterator[NameChange]:
+        """Keep others from relying on names; begins when none does, and asks then which."""
+        async with self._apart(names, self._changes, (self._changes, self._uses)) as change:
+            yield change
+
+    @asynccontextmanager
+    async def using(self, names: Callable[[], Names]) -> AsyncIterator[None]:
+        """Keep names from being changed."""
+        async with self._apart(names, self._uses, (self._changes,)):
+            yield
+
+    @asynccontextmanager
+    async def _apart(
+        self,
+        names: Callable[[], Names],
+        own: set[NameChange],
+        others: tuple[set[NameChange], ...],
+    ) -> AsyncIterator[NameChange]:
+        while True:
+            wanted = names()
+            met = next((one for some in others for one in some if one.meets(wanted)), None)
+            if met is None:
+                break
+            await met.over.wait()
+        change = NameChange(wanted)
+        with self._lock:
+            own.add(change)
+        try:
+            yield change
+        finally:
+            own.discard(change)
+            change.over.set()
+
+
+def _is_within(name: str, other: str) -> bool:
+    return name == other or (other.endswith("/") and name.startswith(other))

@@ -1,1 +1,0 @@
-"""What lies under the mountpoint above the shards: one tree of directories for each kind of source."""

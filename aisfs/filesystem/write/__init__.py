@@ -1,1 +1,0 @@
-"""The operations that change something: create, write, commit, rename, remove."""

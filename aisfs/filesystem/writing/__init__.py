@@ -1,0 +1,1 @@
+"""The operations that change something: create, write, commit, rename, set attributes."""

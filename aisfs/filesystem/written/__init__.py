@@ -1,1 +1,0 @@
-"""What this mount has written, or is changing: consulted before what the store says."""
