@@ -126,7 +126,7 @@ def _copy(stages: list[Stage], words: list[str]) -> None:
 _SERVE_DESCRIPTOR = """
 import subprocess, sys
 from pathlib import Path
-from aisfs.fuse.mounting.device import mount_as_root
+from aisfs.fuse.mountpoint import mount_as_root
 uid, gid = sys.argv[1].split(":")
 fd = mount_as_root(Path("/mnt"), {"allow_other", "default_permissions", "subtype=aisfs", "fsname=pets", "ro"})
 user = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "env", "HOME=/home/aisfs"]

@@ -33,14 +33,11 @@ from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker
 from aisfs.filesystem.trees import Names, Tree
 from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
-from aisfs.fuse.mounting import kernel_settings
-from aisfs.fuse.mounting import mountpoint as mountpoints
-from aisfs.fuse.mounting.inherited import check_descriptor, descriptor_of
+from aisfs.fuse import mountpoint as mountpoints
+from aisfs.fuse.mountpoint import check_descriptor, descriptor_of
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.push.memory_budget import PageCacheBudget
-from aisfs.fuse.push.pusher import Pusher
-from aisfs.fuse.pyfuse.operations import Operations
-from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, terminate
+from aisfs.fuse.operations import Operations, PyfuseKernel, serve, serves_descriptors, terminate
+from aisfs.fuse.pusher import PageCacheBudget, Pusher
 from aisfs.fuse.session import FastPathSession
 from aisfs.settings import TreeSettings, View
 from aisfs.system import daemon
@@ -186,7 +183,7 @@ class _Launch:
         """
         # The fast path raises the limit on background requests in INIT, which does not need root.
         memory = self._services.fetcher.memory_limit
-        within = None if self._plan.kernel.fastpath else kernel_settings.background_within(memory)
+        within = None if self._plan.kernel.fastpath else mountpoints.background_within(memory)
         await trio.to_thread.run_sync(_tune, self._plan.mountpoint, within)
         log.info("mounted %s on %s", self._plan.source, self._plan.mountpoint)
         if self._services.ping is not None:  # a directory is read from the page cache
@@ -354,7 +351,7 @@ def _build_fast_path(
         InstantAnswers(filesystem, services.reader),
         write,
         services.metrics,
-        background=kernel_settings.background_within(services.fetcher.memory_limit),
+        background=mountpoints.background_within(services.fetcher.memory_limit),
         observe=observe,
         on_fault=services.blocks.distrust if services.blocks is not None else lambda _: None,
     )
@@ -374,7 +371,7 @@ def _tune(mountpoint: Path, background: int | None) -> None:
     # This returns only once the kernel has the reply to INIT, which another thread may be sending.
     with suppress(OSError):
         os.statvfs(mountpoint)
-    kernel_settings.tune(mountpoint, background=background)
+    mountpoints.tune(mountpoint, background=background)
 
 
 def _kernel_options(plan: MountPlan) -> set[str]:

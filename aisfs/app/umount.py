@@ -13,7 +13,7 @@ from aisfs.app.watching.asking import ask
 from aisfs.app.watching.flush import flush
 from aisfs.app.watching.mounts import ABOUT
 from aisfs.errors import AisfsError, MountError
-from aisfs.fuse.mounting.mountpoint import our_mount, unmount
+from aisfs.fuse.mountpoint import our_mount, unmount
 
 QUIET_SECONDS = 5.0
 """A daemon that takes longer to end is worth a line; most take a fraction of a second."""

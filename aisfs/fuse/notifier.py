@@ -18,7 +18,7 @@ from itertools import chain
 
 import trio
 
-from aisfs.fuse.wire import notifications
+from aisfs.fuse import abi
 from aisfs.system.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
@@ -69,12 +69,12 @@ class Notifier:
     @any_thread
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again."""
-        self.forward(notifications.inval_entry(parent, name))
+        self.forward(abi.inval_entry(parent, name))
 
     @any_thread
     def invalidate_inode(self, ino: int) -> None:
         """Make the kernel ask for attributes, and for entries or bytes, of an inode again."""
-        self.forward(notifications.inval_inode(ino))
+        self.forward(abi.inval_inode(ino))
 
     @any_thread
     def drop_pages(self, inodes: Iterable[int]) -> None:
@@ -84,7 +84,7 @@ class Notifier:
             for ino in inodes:
                 if self._closing:
                     return
-                self.send(notifications.inval_inode(ino))
+                self.send(abi.inval_inode(ino))
 
         self.put(drop)
 
@@ -94,8 +94,8 @@ class Notifier:
         """Make the kernel ask for names, attributes and listings again; see `Kernel`."""
         told = trio.Event()
         token = trio.lowlevel.current_trio_token()
-        names = (notifications.expire_entry(parent, name) for parent, name in entries)
-        inodes = (notifications.inval_inode(ino) for ino in directories)
+        names = (abi.expire_entry(parent, name) for parent, name in entries)
+        inodes = (abi.inval_inode(ino) for ino in directories)
 
         def tell() -> None:
             for message in chain(names, inodes):
@@ -119,7 +119,7 @@ class Notifier:
         token = trio.lowlevel.current_trio_token()
 
         def tell() -> None:
-            self.send(notifications.inval_entry(parent, name))
+            self.send(abi.inval_entry(parent, name))
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(told.set)
 
@@ -136,7 +136,7 @@ class Notifier:
 
     def store(self, ino: int, offset: int, data: Buffer) -> bool:
         """Put bytes into the page cache of an inode; returns whether the kernel knew it."""
-        return self.send(notifications.store_header(ino, offset, len(data)), data)
+        return self.send(abi.store_header(ino, offset, len(data)), data)
 
     def send_all(self, messages: Iterable[Buffer | tuple[Buffer, Buffer]]) -> list[int]:
         """Send messages, in one piece or two; returns the places of those refused."""

@@ -18,7 +18,7 @@ import pytest
 
 from aisfs.app.csi import targets
 from aisfs.app.csi.mounter import connect
-from aisfs.fuse.mounting import kernel_settings
+from aisfs.fuse import mountpoint
 from tests.csi.conftest import MODES, TOKEN, Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
 from tests.docs.documents import ROOT
@@ -60,7 +60,7 @@ def kill_daemon(kubelet: Kubelet) -> None:
 
 
 def layers(target: Path) -> int:
-    return len(kernel_settings.device_minors(target))
+    return len(mountpoint.device_minors(target))
 
 
 def unwritable(target: Path) -> bool:

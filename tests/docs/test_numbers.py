@@ -7,7 +7,7 @@ from aisfs.cache import format, maintenance, names, resident
 from aisfs.core.policy import shard_readers
 from aisfs.core.views import samples
 from aisfs.engine import buffers, fetcher, parts, scanning
-from aisfs.fuse.mounting import kernel_settings
+from aisfs.fuse import mountpoint
 from tests.docs.documents import SEMANTICS, section
 
 MIB = 1 << 20
@@ -32,8 +32,8 @@ TOLD = [
     (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
     ("nine tenths of the disk cache", shard_readers.FITS == 0.9),
     ("a quarter of the disk cache", services.PREFETCH_SHARE == 4),
-    (f"`read_ahead_kb` is raised to {kernel_settings.READ_AHEAD_KB}", True),
-    (f"`max_background` to {kernel_settings.MAX_BACKGROUND}", True),
+    (f"`read_ahead_kb` is raised to {mountpoint.READ_AHEAD_KB}", True),
+    (f"`max_background` to {mountpoint.MAX_BACKGROUND}", True),
     (f"begin with {shard_readers.GLANCE_MIN >> 10} to {shard_readers.GLANCE_MAX >> 10} KiB", True),
     (f"up to {scanning.WALKS} shards at once", True),
     (f"{scanning.STREAMS} shards are streamed at once", True),

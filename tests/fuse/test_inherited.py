@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from aisfs.errors import ConfigError, MountError
-from aisfs.fuse.mounting.inherited import check_descriptor, connection_of, descriptor_of
-from aisfs.fuse.mounting.mountpoint import MNT_DETACH, umount2
+from aisfs.fuse.mountpoint import (
+    MNT_DETACH,
+    check_descriptor,
+    connection_of,
+    descriptor_of,
+    umount2,
+)
 
 OPTIONS = "rootmode=40000,user_id=0,group_id=0"
 

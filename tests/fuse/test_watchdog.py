@@ -16,17 +16,12 @@ from pathlib import Path
 import pytest
 
 from aisfs.filesystem.nodes import Attr
-from aisfs.fuse import watchdog
-from aisfs.fuse.fastpath.dispatcher import SILENCE, Dispatcher
-from aisfs.fuse.fastpath.interrupts import Interrupts
-from aisfs.fuse.fastpath.observer import NullObserver
-from aisfs.fuse.fastpath.pending import Pending
-from aisfs.fuse.mounting.device import Device, mount_device
+from aisfs.fuse import abi, session
+from aisfs.fuse.abi import InitFlag, InitReply, Negotiation, Opcode, OpenFlag
+from aisfs.fuse.dispatcher import SILENCE, Dispatcher, Interrupts, NullObserver, Pending
+from aisfs.fuse.mountpoint import Device, mount_device
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.watchdog import Watchdog
-from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import InitFlag, InitReply, Opcode, OpenFlag
-from aisfs.fuse.wire.init import Negotiation
+from aisfs.fuse.session import Watchdog
 from tests.support.mounts import eventually
 
 pytestmark = [
@@ -118,7 +113,7 @@ def attributes(ino: int) -> Attr:
 
 @pytest.fixture
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    monkeypatch.setattr(watchdog, "STUCK_SECONDS", 2.0)
+    monkeypatch.setattr(session, "STUCK_SECONDS", 2.0)
     stand = Stand(mount_device(tmp_path.resolve(), {"ro", "fsname=stand", "subtype=aisfs"}))
     try:
         stand.start()

@@ -7,7 +7,7 @@ import pytest
 from aisfs.app.memory import memory_limits
 from aisfs.settings import MIB, CacheSettings
 from aisfs.system.memory import MachineMemory
-from tests.fuse.push.test_memory_budget import NO_LIMIT, V1, V1_CPU, V2, Machine
+from tests.fuse.test_memory_budget import NO_LIMIT, V1, V1_CPU, V2, Machine
 
 
 @pytest.fixture

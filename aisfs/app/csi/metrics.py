@@ -12,7 +12,7 @@ from aisfs.app.csi.failures import VolumeError
 from aisfs.app.csi.mounter import Mounter, Status
 from aisfs.app.csi.targets import Targets
 from aisfs.errors import ConfigError
-from aisfs.fuse.mounting import kernel_settings
+from aisfs.fuse import mountpoint
 from aisfs.settings import MonitoringSettings
 
 
@@ -54,8 +54,8 @@ class DriverMetrics(Collector):
         for words, count in self._calls.copy().items():
             calls.add_metric(words, count)
         yield calls
-        kinds = dict(kernel_settings.mounted_filesystems()).values()
-        mounted = sum(kind == kernel_settings.FILE_SYSTEM for kind in kinds)
+        kinds = dict(mountpoint.mounted_filesystems()).values()
+        mounted = sum(kind == mountpoint.FILE_SYSTEM for kind in kinds)
         yield _gauge("aisfs_csi_volumes", "Targets with a mount, dead ones included.", mounted)
         yield CounterMetricFamily(
             "aisfs_csi_rescued",

@@ -25,9 +25,8 @@ from aisfs.app.csi.failures import Code, VolumeError
 from aisfs.app.csi.mounter import OUT_OF_MEMORY_WORDS, Mounter
 from aisfs.app.csi.volumes import Volume
 from aisfs.errors import MountError
-from aisfs.fuse.mounting import kernel_settings
-from aisfs.fuse.mounting.device import mount_as_root
-from aisfs.fuse.mounting.mountpoint import MNT_DETACH, MNT_FORCE, umount2
+from aisfs.fuse import mountpoint
+from aisfs.fuse.mountpoint import MNT_DETACH, MNT_FORCE, mount_as_root, umount2
 from aisfs.system.threads import start_service_thread
 
 log = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ class Targets:
             )
         except (OSError, MountError) as error:
             raise VolumeError(Code.FAILED_PRECONDITION, f"{target}: {error}") from error
-        device = kernel_settings.device_minor(target)
+        device = mountpoint.device_minor(target)
         try:
             if device is None:
                 raise VolumeError(Code.ABORTED, f"{target}: the mount was taken away")
@@ -156,11 +155,11 @@ class Targets:
             if fd >= 0:
                 os.close(fd)  # else nobody would notice the death of the daemon
         # Without the fast path the limit would be the default; with it INIT has raised it.
-        kernel_settings.tune(target)
+        mountpoint.tune(target)
 
     def _renew(self, target: Path, volume: Volume) -> None:
         """Give the daemon of a volume the secrets as they are now; the volume is served in any case."""
-        device = kernel_settings.device_minor(target)
+        device = mountpoint.device_minor(target)
         if not volume.secrets or device is None:
             return
         try:
@@ -172,7 +171,7 @@ class Targets:
 
     def why_dead(self, target: Path, state: State) -> str:
         """Return why the daemon of a target died, or the one before it if it is served again; empty if that is not known."""
-        devices = kernel_settings.device_minors(target)
+        devices = mountpoint.device_minors(target)
         if state is State.SERVED:
             devices = devices[:-1]
         if state is State.HUNG or not devices:
@@ -187,10 +186,10 @@ class Targets:
     def _check_alone(self, target: Path, volume: Volume) -> None:
         """Refuse a volume whose source another volume of this node writes to."""
         with Mounter(self._mounter) as mounter:
-            others = set(mounter.status().devices) - set(kernel_settings.device_minors(target))
-        for there in kernel_settings.mounted_sources():
+            others = set(mounter.status().devices) - set(mountpoint.device_minors(target))
+        for there in mountpoint.mounted_sources():
             same = there.writable and there.source == _name(volume)
-            if same and kernel_settings.device_minor(there.place) in others:
+            if same and mountpoint.device_minor(there.place) in others:
                 raise VolumeError(
                     Code.FAILED_PRECONDITION,
                     f"{target}: {there.source} is ReadWriteOncePod, and mounted on {there.place}",
@@ -238,7 +237,7 @@ class Targets:
                     return
         except FileNotFoundError:
             return
-        for place, _ in kernel_settings.mounted_filesystems():
+        for place, _ in mountpoint.mounted_filesystems():
             if place.is_relative_to(target):
                 raise VolumeError(Code.FAILED_PRECONDITION, f"{place}: is mounted in the volume")
         self._left.mkdir(0o700, parents=True, exist_ok=True)
@@ -297,10 +296,10 @@ def state_of(target: Path, seconds: float) -> State:
 
 def facts_of(target: Path, seconds: float) -> tuple[State, os.statvfs_result | None]:
     """Likewise, and what statfs(2) says of a volume that is served."""
-    kind = dict(kernel_settings.mounted_filesystems()).get(target)
+    kind = dict(mountpoint.mounted_filesystems()).get(target)
     if kind is None:
         return State.FREE, None
-    if kind != kernel_settings.FILE_SYSTEM:
+    if kind != mountpoint.FILE_SYSTEM:
         return State.FOREIGN, None
     answered: list[os.statvfs_result | OSError] = []
 
@@ -420,7 +419,7 @@ def _name(volume: Volume) -> str:
 
 def _check_same(target: Path, volume: Volume) -> None:
     """Refuse another volume than the one that is mounted; other attributes than these the kernel does not know."""
-    mounted = [m for m in kernel_settings.mounted_sources() if m.place == target][-1:]
+    mounted = [m for m in mountpoint.mounted_sources() if m.place == target][-1:]
     wanted = (_name(volume), not volume.read_only)
     for there in mounted:
         if (there.source, there.writable) != wanted:
@@ -432,9 +431,9 @@ def _check_same(target: Path, volume: Volume) -> None:
 
 def _device_of_ours(target: Path) -> int | None:
     """Return the device number of the topmost mount of a target if it is one of aisfs."""
-    if dict(kernel_settings.mounted_filesystems()).get(target) != kernel_settings.FILE_SYSTEM:
+    if dict(mountpoint.mounted_filesystems()).get(target) != mountpoint.FILE_SYSTEM:
         return None
-    return kernel_settings.device_minor(target)
+    return mountpoint.device_minor(target)
 
 
 def _take_away(target: Path, device: int | None, *, force: bool = True) -> None:

@@ -19,7 +19,7 @@ from aisfs.engine.writing.unsent import (
     unsent_files,
 )
 from aisfs.errors import AisfsError, ConfigError
-from aisfs.fuse.mounting.kernel_settings import mounted_filesystems
+from aisfs.fuse.mountpoint import mounted_filesystems
 from aisfs.settings import CACHE_LEAST, MIB, CacheSettings, WriteSettings
 from aisfs.settings.values import existing_directory
 

@@ -19,7 +19,7 @@ from aisfs.app.plan import existing
 from aisfs.app.watching.status import read_counters
 from aisfs.core.names.sources import DirectorySource, Everything, Source, absolute, parse_sources
 from aisfs.errors import ConfigError, DaemonSilent, MountError
-from aisfs.fuse.mounting.mountpoint import our_mount
+from aisfs.fuse.mountpoint import our_mount
 from aisfs.settings import CacheSettings, ClusterSettings, Settings, WriteSettings
 from aisfs.stores.registry import as_served, direct_store
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.fuse.mounting.kernel_settings import CONNECTIONS
-from aisfs.fuse.mounting.mountpoint import DEVICE, FUSERMOUNT, device_problem
+from aisfs.fuse.mountpoint import CONNECTIONS, DEVICE, FUSERMOUNT, device_problem
 
 CONFIGURATION = Path("/etc/fuse.conf")
 STATUS = Path("/proc/self/status")
@@ -78,7 +77,7 @@ def _no_new_privileges() -> bool:
 
 def _library() -> Check:
     try:
-        from aisfs.fuse.pyfuse.serving import serves_descriptors  # loads libfuse
+        from aisfs.fuse.operations import serves_descriptors  # loads libfuse
     except ImportError as error:
         return wrong("libfuse", f"cannot be loaded: {error}", "on Debian: apt install libfuse3-3")
     if not serves_descriptors():

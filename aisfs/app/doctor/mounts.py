@@ -7,7 +7,7 @@ from pathlib import Path
 from aisfs.app.doctor.check import Check, ok, wrong
 from aisfs.app.watching.asking import ALIVE, PATIENCE, Asker
 from aisfs.app.watching.daemons import Daemon, daemons
-from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, mounted_filesystems
+from aisfs.fuse.mountpoint import FILE_SYSTEM, mounted_filesystems
 
 
 def mount_checks() -> Iterator[Check]:

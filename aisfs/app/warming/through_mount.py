@@ -27,7 +27,7 @@ from aisfs.core.names.listing import (
     shard_of_directory,
 )
 from aisfs.errors import SourceMissing
-from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, mounted_filesystems
+from aisfs.fuse.mountpoint import FILE_SYSTEM, mounted_filesystems
 
 PIECE = 1 << 20
 """Bytes read at once: the largest request that the kernel sends."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from aisfs.errors import DaemonSilent, MountError
-from aisfs.fuse.mounting.kernel_settings import mount_owner
+from aisfs.fuse.mountpoint import mount_owner
 
 ALIVE = "user.aisfs.recent"
 """An attribute that a daemon answers from memory."""

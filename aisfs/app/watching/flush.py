@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aisfs.app.watching.asking import ALIVE, ask
 from aisfs.errors import AisfsError, MountError
-from aisfs.fuse.mounting.mountpoint import our_mount
+from aisfs.fuse.mountpoint import our_mount
 
 FLUSH = "user.aisfs.flush"
 

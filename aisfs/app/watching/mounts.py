@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from aisfs.app.watching.asking import Answer, Asker
 from aisfs.app.watching.daemons import Daemon, daemons
-from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, MountedSource, mounted_sources
+from aisfs.fuse.mountpoint import FILE_SYSTEM, MountedSource, mounted_sources
 
 ABOUT = "user.aisfs.about"
 PATIENCE = 2.0

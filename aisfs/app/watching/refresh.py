@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aisfs.app.watching.asking import ALIVE, ask
 from aisfs.errors import AisfsError, ConfigError, MountError, NotFound
-from aisfs.fuse.mounting.mountpoint import our_mount
+from aisfs.fuse.mountpoint import our_mount
 
 REFRESH = "user.aisfs.refresh"
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aisfs.app.watching.asking import ask
 from aisfs.app.watching.mounts import ABOUT
 from aisfs.errors import MountError
-from aisfs.fuse.mounting.mountpoint import our_mount
+from aisfs.fuse.mountpoint import our_mount
 
 ATTRIBUTE = "user.aisfs.stats"
 WARNINGS = "user.aisfs.recent"

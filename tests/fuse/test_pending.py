@@ -8,12 +8,10 @@ import pytest
 
 from aisfs.filesystem.handles import ReaddirSnapshots
 from aisfs.filesystem.nodes import Attr
-from aisfs.fuse.fastpath import interrupts
-from aisfs.fuse.fastpath.handlers import Handlers
-from aisfs.fuse.fastpath.interrupts import Interrupts
-from aisfs.fuse.fastpath.pending import Pending
-from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import Opcode
+from aisfs.fuse import abi, dispatcher
+from aisfs.fuse.abi import Opcode
+from aisfs.fuse.dispatcher import Interrupts, Pending
+from aisfs.fuse.handlers import Handlers
 
 ATTR = Attr(9, stat.S_IFREG | 0o444, 1, 0, 0, 0)
 
@@ -46,7 +44,7 @@ def interrupting(pending: Pending, replies: Replies) -> Interrupts:
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> int:
     """A process that is being ended."""
-    monkeypatch.setattr(interrupts, "is_ending", lambda _: True)
+    monkeypatch.setattr(dispatcher, "is_ending", lambda _: True)
     return 77
 
 
@@ -100,7 +98,7 @@ def test_a_spared_request_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     ending = False
-    monkeypatch.setattr(interrupts, "is_ending", lambda pid: ending)
+    monkeypatch.setattr(dispatcher, "is_ending", lambda pid: ending)
     pending.add(5, Opcode.LOOKUP, 4711)
     interrupting.interrupt(5)
     interrupting.check()

@@ -13,8 +13,8 @@ from cachetools import LRUCache
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
 from aisfs.filesystem.nodes import LONGEST_TIMEOUT, Entry, Node, ObjectNode, ShardNode
-from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.direntplus import FilePacker
+from aisfs.fuse import abi
+from aisfs.fuse.abi import FilePacker
 
 KEPT_BYTES_MAX = 32 << 20
 """Packed pages of listings that never change: 200,000 entries. The kernel keeps them too, so they

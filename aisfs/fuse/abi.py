@@ -3,16 +3,30 @@
 The only module that knows the layouts, with `notifications` and `direntplus` beside it; source:
 linux/include/uapi/linux/fuse.h, ABI 7.45, in the byte order of the machine. Nothing here reads or
 writes a descriptor.
+
+Many entries of READDIRPLUS at once: a listing of files by columns.
+
+All of an entry is words of 64 bits, or halves of them, so entries of one length are a matrix: what
+most files have in common is repeated, what differs is assigned column by column.
+
+INIT, when the mount begins: what the kernel can, and what it is asked to do.
+
+pyfuse3 negotiates; here it is made to ask for what the fast path expects.
+
+What the daemon may tell the kernel unasked, as bytes; see `aisfs.fuse.abi`.
 """
 
 import errno
 import stat
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
+from itertools import accumulate
 from struct import Struct
 from typing import NamedTuple
 
-from aisfs.filesystem.nodes import BLOCK_SIZE, Attr
+from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, FileRun
 
 
 class Opcode(IntEnum):
@@ -392,3 +406,229 @@ def _attr(attr: Attr) -> tuple[int, ...]:
         attr.ino, attr.size, blocks, seconds, seconds, seconds, ns, ns, ns,
         attr.mode, attr.links, attr.uid, attr.gid, 0, BLOCK_SIZE, 0,
     )  # fmt: skip
+
+
+# Where in an entry what differs between files is: in words of 64 bits, ...
+_INO, _SIZE, _BLOCKS, _TIMES, _OFF = (0, 5, 16), 6, 7, (8, 9, 10), 17
+# ... and in words of 32 bits.
+_TIMES_NS, _MODE, _NAMELEN, _TYPE = (22, 23, 24), 25, 36, 37
+
+_Column = tuple["array[int]", tuple[int, ...]]
+"""Values, and the words they go to."""
+
+
+class FilePacker:
+    """Packs entries for files of one owner: regular ones and symbolic links."""
+
+    def __init__(self, uid: int, gid: int, entry_timeout: float) -> None:
+        """The kernel may keep names for `entry_timeout` seconds, and attributes without limit."""
+        self._uid, self._gid = uid, gid
+        valid, valid_ns = timeout_words(entry_timeout)
+        attr_valid, attr_valid_ns = timeout_words(LONGEST_TIMEOUT)
+        self._timeouts = valid, attr_valid, valid_ns, attr_valid_ns
+
+    def pack(
+        self, files: FileRun, offsets: Sequence[int], size: int
+    ) -> tuple[bytes | bytearray, int]:
+        """Pack files, as many as fit; also return how many do.
+
+        Args:
+            files: What is listed.
+            offsets: The offset behind each of them.
+            size: Room in bytes.
+        """
+        lengths = [DIRENTPLUS.size + (length + 7 & ~7) for length in map(len, files.names)]
+        count = bisect_right(list(accumulate(lengths)), size)
+        if not count:
+            return b"", 0
+        following = offsets[:count]
+        alike = set(lengths[:count])
+        if len(alike) == 1:
+            return self._matrix(FileRun._make(column[:count] for column in files), following), count
+        entries: list[bytes | bytearray] = [b""] * count
+        for length in alike:
+            places = [place for place in range(count) if lengths[place] == length]
+            some = FileRun._make([column[place] for place in places] for column in files)
+            packed = self._matrix(some, [following[place] for place in places])
+            for at, place in enumerate(places):
+                entries[place] = packed[at * length : (at + 1) * length]
+        return b"".join(entries), count
+
+    def _matrix(self, files: FileRun, following: Sequence[int]) -> bytearray:
+        """Pack files whose entries are equally long: as if all were the first, then what differs."""
+        rows, names = len(files.names), files.names
+        lengths = list(map(len, names))
+        packed = bytearray(self._first(files) * rows)
+        longs, ints = memoryview(packed).cast("Q"), memoryview(packed).cast("I")
+        step = len(longs) // rows
+        text = _padded(names, lengths).cast("Q")
+        words = len(text) // rows
+        for word in range(words):
+            longs[step - words + word :: step] = text[word::words]
+        inos = array("Q", files.inos)
+        columns: list[_Column] = [(inos, _INO), (array("Q", following), (_OFF,))]
+        if _differ(files.sizes):
+            columns.append((array("Q", files.sizes), (_SIZE,)))
+            columns.append((array("Q", [size + 511 >> 9 for size in files.sizes]), (_BLOCKS,)))
+        halves: list[_Column] = []
+        if _differ(files.mtimes_ns):
+            times = array("Q", [mtime // GIGA & WORD for mtime in files.mtimes_ns])
+            columns.append((times, _TIMES))
+            halves.append((array("I", [mtime % GIGA for mtime in files.mtimes_ns]), _TIMES_NS))
+        if _differ(files.modes):
+            halves.append((array("I", files.modes), (_MODE,)))
+            halves.append((array("I", [mode >> 12 for mode in files.modes]), (_TYPE,)))
+        if _differ(lengths):
+            halves.append((array("I", lengths), (_NAMELEN,)))
+        for column, places in columns:
+            for word in places:
+                longs[word::step] = column
+        for column, places in halves:
+            for half in places:
+                ints[half :: 2 * step] = column
+        return packed
+
+    def _first(self, files: FileRun) -> bytes:
+        """Pack the first file, without its numbers and its name."""
+        size, name = files.sizes[0], files.names[0]
+        seconds, ns = divmod(files.mtimes_ns[0], GIGA)
+        seconds &= WORD
+        fixed = DIRENTPLUS.pack(
+            0, 0, *self._timeouts,
+            0, size, size + 511 >> 9, seconds, seconds, seconds, ns, ns, ns,
+            files.modes[0], 1, self._uid, self._gid, 0, BLOCK_SIZE, 0,
+            0, 0, len(name), files.modes[0] >> 12,
+        )  # fmt: skip
+        return fixed + bytes(len(name) + 7 & ~7)
+
+
+def _differ(column: Sequence[int]) -> bool:
+    return column.count(column[0]) != len(column)
+
+
+def _padded(names: Sequence[bytes], lengths: list[int]) -> memoryview:
+    """Join names that take equally many words, each padded to whole words."""
+    if _differ(lengths):
+        room = lengths[0] + 7 & ~7
+        return memoryview(b"".join([name.ljust(room, b"\0") for name in names]))
+    return memoryview(bytes(-lengths[0] % 8).join([*names, b""]))
+
+
+class Negotiation:
+    """The one INIT of a mount."""
+
+    def __init__(
+        self,
+        on_offer: Callable[[InitFlag], None],
+        *,
+        without: InitFlag,
+        wanted: InitFlag,
+        max_message: int,
+        background: int,
+    ) -> None:
+        """Wait for it.
+
+        Args:
+            on_offer: Told once what the kernel can.
+            without: What pyfuse3 asks the kernel to do, and the handlers do not expect.
+            wanted: What it does not know to ask for, and the handlers do expect, if offered.
+            max_message: Bytes of data that a message to pyfuse3 or back may carry.
+            background: Requests that the kernel may send without waiting for answers.
+        """
+        self._on_offer = on_offer
+        self._without = without
+        self._wanted = wanted
+        self._offered = InitFlag(0)
+        self._max_message = max_message
+        self._background = background
+
+    def offered(self, message: memoryview) -> None:
+        """Record the kernel's request."""
+        self._offered = init_flags(message)
+        self._on_offer(self._offered)
+
+    def agreed(self, message: memoryview) -> bytes:
+        """Return pyfuse3's reply with what it does not know to ask for."""
+        reply = init_reply(message)
+        flags = reply.all_flags & ~self._without | self._wanted & self._offered
+        return with_init(
+            message,
+            reply.with_flags(flags)._replace(
+                max_background=self._background,
+                congestion_threshold=self._background * 3 // 4,
+                max_write=min(reply.max_write, self._max_message),
+            ),
+        )
+
+
+class Notification(IntEnum):
+    """What the daemon may tell the kernel unasked."""
+
+    INVAL_INODE = 2
+    INVAL_ENTRY = 3
+    STORE = 4
+
+
+_INVAL_INODE = Struct("=IiQ Qqq")
+_INVAL_ENTRY = Struct("=IiQ QII")
+_EXPIRE_ONLY = 1
+"""The name stays in use where it is: a directory that is some program's current one keeps its path."""
+_STORE = Struct("=IiQ QQII")
+STORE_HEADER = _STORE.size
+"""Bytes of a notification before those to store."""
+_STORE_CODE = int(Notification.STORE)
+
+
+def inval_inode(nodeid: int, offset: int = 0, length: int = 0) -> bytes:
+    """Drop attributes of an inode, and pages from `offset` on; 0 of length is to the end."""
+    size = _INVAL_INODE.size
+    return _INVAL_INODE.pack(size, Notification.INVAL_INODE, 0, nodeid, offset, length)
+
+
+def inval_entry(parent: int, name: bytes) -> bytes:
+    """Drop a name, and with it the kernel's listing of the directory."""
+    size = _INVAL_ENTRY.size + len(name) + 1
+    fixed = _INVAL_ENTRY.pack(size, Notification.INVAL_ENTRY, 0, parent, len(name), 0)
+    return fixed + name + b"\0"
+
+
+def expire_entry(parent: int, name: bytes) -> bytes:
+    """Have a name looked up again. Linux before 6.2 drops it, as `inval_entry` does."""
+    size = _INVAL_ENTRY.size + len(name) + 1
+    fixed = _INVAL_ENTRY.pack(size, Notification.INVAL_ENTRY, 0, parent, len(name), _EXPIRE_ONLY)
+    return fixed + name + b"\0"
+
+
+def store_header(nodeid: int, offset: int, size: int) -> bytes:
+    """Begin a notification that goes on with `size` bytes for the page cache of an inode."""
+    return _STORE.pack(STORE_HEADER + size, _STORE_CODE, 0, nodeid, offset, size, 0)
+
+
+def store_messages(
+    room: bytearray | memoryview, files: Iterable[tuple[int, int, int]]
+) -> Iterator[memoryview]:
+    """Make notifications of whole files whose bytes lie in `room`, each in one piece there.
+
+    Args:
+        room: The `STORE_HEADER` bytes in front of each file are overwritten when its message is
+            asked for; what lies there must not be wanted by then.
+        files: Inode, where in `room` its bytes start, and how many there are.
+    """
+    whole, pack = memoryview(room), _STORE.pack_into
+    for nodeid, start, size in files:
+        at = start - STORE_HEADER
+        pack(room, at, STORE_HEADER + size, _STORE_CODE, 0, nodeid, 0, size, 0)
+        yield whole[at : start + size]
+
+
+def store_pairs(
+    data: memoryview, files: Iterable[tuple[int, int, int]]
+) -> Iterator[tuple[bytes, memoryview]]:
+    """Make notifications of whole files whose bytes lie in `data`, which stays as it is.
+
+    Args:
+        data: The bytes.
+        files: As in `store_messages`.
+    """
+    for nodeid, start, size in files:
+        yield store_header(nodeid, 0, size), data[start : start + size]

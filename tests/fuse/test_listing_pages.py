@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from aisfs.core.names.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
-from aisfs.fuse.fastpath.handlers import Handlers
-from aisfs.fuse.fastpath.listing_pages import AHEAD_SECONDS
-from aisfs.fuse.wire import abi
+from aisfs.fuse import abi
+from aisfs.fuse.handlers import Handlers
+from aisfs.fuse.listing_pages import AHEAD_SECONDS
 from aisfs.settings import Shards
 from tests.filesystem.user import BUCKET, build, new_store
 

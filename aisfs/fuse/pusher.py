@@ -1,26 +1,33 @@
-"""Stores members of shards into the kernel's page cache, as `core.push` decides.
+"""Stores members of shards into the kernel's page cache, as `core.policy.push` decides.
 
 What happened comes from the threads that answer requests, which must wait for nothing, not even for
 this: an event goes into a queue, and a thread that finds the lock free works through it. The storing
 itself is a job of the notifier, one batch of rows at a time, so that invalidations get between. A
 push is a hint: it may be dropped at any point (invariant I6).
+
+Pushed pages are clean and the kernel may drop them, but they are charged to this daemon's control
+group and push other pages out. So the room is a share of what the machine, and each group above
+this process, has to spare; pages that can be dropped count as spare. Read at most once a second.
 """
 
 import logging
+import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Protocol
 
 from aisfs.core.names.inodes import member_number, split_member
 from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.parts import Data
 from aisfs.filesystem.filesystem import Members, OpenShard
-from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages, store_pairs
+from aisfs.fuse.abi import STORE_HEADER, store_messages, store_pairs
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.system.locks import Rank, ranked_lock
+from aisfs.system.memory import MachineMemory
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
@@ -379,3 +386,42 @@ def _split(ino: int) -> tuple[int, bool, int]:
     parts = split_member(ino)
     assert parts is not None, f"inode {ino} is not in a shard"
     return parts
+
+
+FLOOR = 64 << 20
+"""Bytes that stay free for others: below that nothing is pushed."""
+SHARE = 4
+"""A quarter of the rest at most: what is pushed shall still be there when its reader comes."""
+SECONDS = 1.0
+
+
+class PageCacheBudget:
+    """Looks at the memory of the machine and of the control groups of this process."""
+
+    def __init__(
+        self, root: Path = Path("/"), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Look below `root`, where /proc and /sys are."""
+        self._memory = MachineMemory(root)
+        self._clock = clock
+        self._read_at = -SECONDS
+        self._room = 0
+        self._told = False
+
+    def room(self) -> int:
+        """Return the bytes of page cache that may be pushed and not yet be read; 0 when short."""
+        now = self._clock()
+        if now - self._read_at >= SECONDS:
+            self._read_at = now
+            self._room = max(self._available() - FLOOR, 0) // SHARE
+        return self._room
+
+    def _available(self) -> int:
+        found = self._memory.available()
+        if found is None:
+            if not self._told:
+                log.warning("nothing is pushed into the page cache: %s does not say how much memory"
+                            " there is", self._memory.file)  # fmt: skip
+            self._told = True
+            return 0
+        return found

@@ -1,11 +1,23 @@
-"""What the kernel can ask of a mount."""
+"""What the kernel can ask of a mount that the fast path does not answer, served by pyfuse3.
+
+Only this module touches pyfuse3. It takes a request apart, calls the file system and packs the answer:
+failures as errno, attributes as pyfuse3 wants them. No exception leaves a handler except FUSEError: anything
+else would end the session, and with it the mount. Each failed request is logged once, by
+`aisfs.fuse.dispatcher`.
+"""
 
 import errno
+import functools
+import logging
 import os
+import socket
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -26,18 +38,97 @@ from pyfuse3 import (
 )
 
 from aisfs.core.names.listing import NAME_MAX
-from aisfs.errors import NotPermitted, ReadOnly
+from aisfs.errors import MountError, NotPermitted, ReadOnly
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
-from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT
+from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
 from aisfs.filesystem.writing.create import WRITING
 from aisfs.filesystem.writing.setattr import AttributeChanges, WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
-from aisfs.fuse.callers import is_ending
-from aisfs.fuse.fastpath.handle_codes import object_of
-from aisfs.fuse.fastpath.handle_table import HandleTable, Opened
-from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, give_dot, handler
+from aisfs.fuse.dispatcher import failure, is_ending
+from aisfs.fuse.notifier import INVALIDATE_SECONDS
+from aisfs.fuse.requests import HandleTable, Opened, object_of
 from aisfs.metrics import Metrics
+from aisfs.system.logs import request_log
+from aisfs.system.threads import start_service_thread
+
+log = logging.getLogger(__name__)
+
+
+class _Answering(Protocol):
+    """Whose handlers they are."""
+
+    metrics: Metrics
+    before_each: Callable[[], None]
+
+    def describe(self, operation: str, *arguments: object) -> str:
+        """Return what a request is about, for the log."""
+        ...
+
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+SelfT = TypeVar("SelfT", bound=_Answering)
+
+
+def handler(
+    operation: Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]:
+    """Count a request, and turn every failure into the errno the table says."""
+    name = operation.__name__
+
+    @functools.wraps(operation)
+    async def answer(self: SelfT, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        self.metrics.operations.labels(name, "pyfuse3").inc()
+        self.before_each()
+        request_log.begin()
+        started = time.monotonic()
+        try:
+            return await operation(self, *args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged there
+            code = failure(self.metrics, name, error)
+        finally:
+            seconds = time.monotonic() - started
+            self.metrics.pyfuse_times.observe(name, seconds)
+            if seconds >= request_log.least:
+                request_log.answered(log, name, self.describe(name, *args), seconds)
+        raise pyfuse3.FUSEError(code)
+
+    return cast("Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]", answer)
+
+
+def entry_attributes(entry: Entry) -> pyfuse3.EntryAttributes:
+    """Pack what is said of a name."""
+    found = attributes(entry.attr)
+    found.entry_timeout = entry.entry_timeout
+    return found
+
+
+def give_dot(token: pyfuse3.ReaddirToken) -> bool:
+    """List a directory in itself, at offset 1; return whether it fits. It counts no lookup."""
+    dot = pyfuse3.EntryAttributes()
+    dot.st_mode = pyfuse3.ModeT(stat.S_IFDIR)
+    return bool(pyfuse3.readdir_reply(token, pyfuse3.FileNameT(b"."), dot, 1))
+
+
+def attributes(attr: Attr) -> pyfuse3.EntryAttributes:
+    """Pack what is said of an inode."""
+    found = pyfuse3.EntryAttributes()
+    found.st_ino = pyfuse3.InodeT(attr.ino)
+    found.st_mode = pyfuse3.ModeT(attr.mode)
+    found.st_nlink = attr.links
+    found.st_uid = attr.uid
+    found.st_gid = attr.gid
+    found.st_size = attr.size
+    found.st_blksize = BLOCK_SIZE
+    found.st_blocks = 0 if stat.S_ISDIR(attr.mode) else -(-attr.size // 512)
+    found.st_atime_ns = found.st_mtime_ns = found.st_ctime_ns = attr.mtime_ns
+    found.attr_timeout = attr.timeout
+    found.entry_timeout = LONGEST_TIMEOUT
+    return found
+
 
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """`df` shows 8 TiB: AIStore has no cheap answer, and tools that look for free space must not refuse."""
@@ -51,8 +142,6 @@ BY_ATTRIBUTE = ("getxattr",)
 
 LOOK_SECONDS = 1.0
 """How often callers are looked at."""
-
-ResultT = TypeVar("ResultT")
 
 
 class Operations(pyfuse3.Operations):
@@ -407,3 +496,128 @@ class Operations(pyfuse3.Operations):
         answer.f_files = answer.f_ffree = answer.f_favail = 2**31
         answer.f_namemax = NAME_MAX
         return answer
+
+
+class PyfuseKernel:
+    """Tells the kernel through pyfuse3, which sends from a thread of its own."""
+
+    def __init__(self) -> None:
+        self._dropping: threading.Thread | None = None
+        """Drops pages."""
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """See `Kernel`."""
+        pyfuse3.invalidate_entry_async(
+            pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
+        )
+
+    def invalidate_inode(self, ino: int) -> None:
+        """Nothing to do: without the fast path the kernel keeps no listings, and has all pages written."""
+
+    def drop_pages(self, inodes: Iterable[int]) -> None:
+        """See `Kernel`."""
+
+        def drop() -> None:
+            for ino in inodes:
+                with suppress(OSError):  # the kernel does not know it
+                    pyfuse3.invalidate_inode(pyfuse3.InodeT(ino))
+
+        # A page that is being read is waited for, and a thread of trio's may be who reads it.
+        self._dropping = start_service_thread("aisfs drops pages", drop)
+
+    async def expire(
+        self, entries: Iterable[tuple[int, bytes]], directories: Iterable[int]
+    ) -> None:
+        """Make the kernel ask for names and attributes again; see `Kernel`."""
+
+        def tell() -> None:
+            for parent, name in entries:
+                with suppress(OSError):  # the kernel does not know it
+                    pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+            for ino in directories:
+                with suppress(OSError):
+                    pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attr_only=True)
+
+        # A look-up under way is waited for, and it may wait for the cluster.
+        await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """See `Kernel`.
+
+        The call waits for the directory's lock. Its holder may wait for the file that is
+        being closed or synced here, so after a while the thread is left to itself.
+        """
+
+        dropping = self._dropping
+
+        def invalidate() -> None:
+            if dropping is not None:  # as in the fast path: what was told before is known before
+                dropping.join()
+            with suppress(OSError):  # the kernel does not know the name
+                pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+
+        with trio.move_on_after(INVALIDATE_SECONDS):
+            await trio.to_thread.run_sync(invalidate, abandon_on_cancel=True)
+
+
+async def serve(operations: Operations, mountpoint: str, options: set[str]) -> None:
+    """Mount, answer requests until unmounted or `terminate` is called, and unmount.
+
+    Args:
+        operations: What answers.
+        mountpoint: An empty directory; or `/dev/fd/N`, which libfuse neither mounts nor unmounts.
+        options: Mount options as of `mount -o`, each `name` or `name=value`.
+
+    Raises:
+        MountError: the kernel or fusermount3 refused.
+    """
+    try:
+        pyfuse3.init(operations, mountpoint, options)
+    except RuntimeError as error:
+        raise MountError(f"cannot mount on {mountpoint}: {error}") from error
+    try:
+        await pyfuse3.main()
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+def serves_descriptors() -> bool:
+    """Return whether this libfuse can serve a descriptor it is given: since 3.3.
+
+    To be asked before anything is built, since a mount is put together for one way or the other.
+    """
+    ours, its = socket.socketpair()
+    with ours, its:
+        try:
+            pyfuse3.init(pyfuse3.Operations(), f"/dev/fd/{its.fileno()}", set())
+        except RuntimeError:
+            return False
+        its.detach()
+        pyfuse3.close(unmount=False)
+    return True
+
+
+async def serve_descriptor(operations: Operations, fd: int) -> None:
+    """Answer requests that come through a descriptor, until `terminate` is called.
+
+    Args:
+        operations: What answers.
+        fd: Given up by the caller, and closed at the end.
+
+    Raises:
+        MountError: this libfuse cannot do that.
+    """
+    try:
+        pyfuse3.init(operations, f"/dev/fd/{fd}", set())
+    except RuntimeError as error:
+        os.close(fd)
+        raise MountError(f"libfuse does not serve a descriptor: {error}") from error
+    try:
+        await pyfuse3.main()
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+def terminate() -> None:
+    """Make `serve` or `serve_descriptor` return."""
+    pyfuse3.terminate()

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from aisfs.fuse.fastpath.dispatcher import Dispatcher
-from aisfs.fuse.fastpath.observer import NullObserver
-from aisfs.fuse.fastpath.pending import Pending
-from aisfs.fuse.wire.abi import OpenFlag
+from aisfs.fuse.abi import OpenFlag
+from aisfs.fuse.dispatcher import Dispatcher, NullObserver, Pending
 
 
 @pytest.fixture

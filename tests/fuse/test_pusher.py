@@ -15,8 +15,8 @@ from aisfs.core.names.inodes import directory_number, member_number, split_membe
 from aisfs.core.views.tree import MembersView
 from aisfs.filesystem.filesystem import Members as RealMembers
 from aisfs.filesystem.filesystem import OpenShard
-from aisfs.fuse.push import pusher as pushers
-from aisfs.fuse.push.pusher import PIECE, Pusher
+from aisfs.fuse import pusher as pushers
+from aisfs.fuse.pusher import PIECE, Pusher
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from tests.support.tars import END, entry

@@ -12,13 +12,11 @@ from functools import partial
 from aisfs.cache.names import WOULD_WAIT
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
 from aisfs.filesystem.xattrs import PREFIX
-from aisfs.fuse.fastpath.dispatcher import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
-from aisfs.fuse.fastpath.interrupts import Interrupts
-from aisfs.fuse.fastpath.listing_pages import ListingPages
-from aisfs.fuse.fastpath.waiting_reads import WaitingReads
-from aisfs.fuse.fastpath.write_handlers import CHANGEABLE, WriteHandlers
-from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
+from aisfs.fuse.dispatcher import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Interrupts, Reply
+from aisfs.fuse.listing_pages import ListingPages
+from aisfs.fuse.requests import CHANGEABLE, WaitingReads, WriteHandlers
 from aisfs.system.threads import any_thread
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.fuse.push.memory_budget import FLOOR, SHARE, PageCacheBudget
+from aisfs.fuse.pusher import FLOOR, SHARE, PageCacheBudget
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -136,7 +136,7 @@ SCRIPT = """
 from pathlib import Path
 import sys
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-from aisfs.fuse.push.memory_budget import PageCacheBudget
+from aisfs.fuse.pusher import PageCacheBudget
 print(PageCacheBudget().room())
 """
 

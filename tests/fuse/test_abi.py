@@ -10,9 +10,8 @@ import struct
 import pytest
 
 from aisfs.filesystem.nodes import Attr, FileRun
-from aisfs.fuse.wire import abi, notifications
-from aisfs.fuse.wire.abi import InitFlag, Opcode
-from aisfs.fuse.wire.direntplus import FilePacker
+from aisfs.fuse import abi
+from aisfs.fuse.abi import FilePacker, InitFlag, Opcode
 
 FILE = Attr(1 << 63 | 5, stat.S_IFREG | 0o444, 1025, 1_700_000_000_123_456_789, 1000, 100)
 DIRECTORY = Attr(1, stat.S_IFDIR | 0o555, 131072, -1, 0, 0, 1.5)
@@ -214,19 +213,19 @@ def test_the_answer_to_init_is_changed():
 
 
 def test_notifications():
-    assert notifications.store_header(2, 4096, 1000).hex() == (
+    assert abi.store_header(2, 4096, 1000).hex() == (
         "1004000004000000000000000000000002000000000000000010000000000000e803000000000000"
     )
     room = bytearray(b"." * 40 + b"first" + b"." * 50 + b"second")
-    stored = map(bytes, notifications.store_messages(room, [(1 << 63, 40, 5), (3, 95, 6)]))
+    stored = map(bytes, abi.store_messages(room, [(1 << 63, 40, 5), (3, 95, 6)]))
     assert list(stored) == [
-        notifications.store_header(1 << 63, 0, 5) + b"first",
-        notifications.store_header(3, 0, 6) + b"second",
+        abi.store_header(1 << 63, 0, 5) + b"first",
+        abi.store_header(3, 0, 6) + b"second",
     ]
-    assert notifications.inval_entry(1, b"x.tar").hex() == (
+    assert abi.inval_entry(1, b"x.tar").hex() == (
         "2600000003000000000000000000000001000000000000000500000000000000782e74617200"
     )
-    assert notifications.inval_inode(2).hex() == (
+    assert abi.inval_inode(2).hex() == (
         "28000000020000000000000000000000020000000000000000000000000000000000000000000000"
     )
 

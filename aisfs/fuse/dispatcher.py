@@ -1,6 +1,6 @@
 """The fast path: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
 
-    /dev/fuse ─▸ dispatcher ─▸ answered at once (`aisfs.fuse.fastpath.handlers`)
+    /dev/fuse ─▸ dispatcher ─▸ answered at once (`aisfs.fuse.handlers`)
                      ├───────▸ READs that must wait, and CREATE, FLUSH, FSYNC and RELEASE of written
                      │         files: the trio thread, which writes the replies to the device
                      └───────▸ everything else: a socket pair ─▸ pyfuse3 ─▸ reply thread ─▸ /dev/fuse
@@ -12,31 +12,128 @@ pyfuse3 it costs several. Three rules hold it together:
 - each request is in `Pending` from the moment it is forwarded until it is taken out to be answered, so
   each is answered exactly once, even if it is interrupted;
 - if a lookup was counted and the kernel rejects the reply, the count is taken back.
+
+The process behind a request: is it being ended?
+
+From an exception to the errno that the kernel is told: counted and logged once, here.
+
+Requests whose caller is being ended: Ctrl-C must end a program that waits for a cluster.
+
+The kernel says INTERRUPT for any signal, and the caller then gets what we answer. EINTR is right only
+for one that is being ended. It is wrong for a signal that the program handles, such as the timer of a
+profiler: programs do not expect `read` of a file, and never `stat`, to fail for that, and the kernel
+does not repeat the call. So we look which signal is pending. The kernel says it only once, so requests
+that were not ended are looked at again (`check`).
+
+The hook for pushing ahead: is told what the kernel reads and lists.
+
+Requests of the kernel that the dispatcher handed on, until they are answered.
+
+The thread that takes a request out answers it, and no other does: its `pop` of a dict is one step of the
+interpreter, so threads need no lock for it.
 """
 
 import errno
 import logging
 import os
 import select
+import signal
 import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from aisfs.errors import AisfsError
-from aisfs.fuse.fastpath.observer import Observer
-from aisfs.fuse.fastpath.pending import Pending
-from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import Opcode, OpenFlag, name_of_opcode
-from aisfs.fuse.wire.init import Negotiation
-from aisfs.metrics import OperationTimes
+from aisfs.filesystem.errnos import errno_of
+from aisfs.fuse import abi
+from aisfs.fuse.abi import Negotiation, Opcode, OpenFlag, name_of_opcode
+from aisfs.metrics import Metrics, OperationTimes
 from aisfs.system.logs import request_log
 from aisfs.system.threads import any_thread, start_service_thread
 
+
+class Observer(Protocol):
+    """Is told of replies after they were sent.
+
+    Called from the thread that answers requests, or from trio's, perhaps from both at once. Must
+    return within microseconds, must not raise, and must never wait for a lock that is held while a
+    notification is sent: decide elsewhere, and push from the notifier's thread.
+    """
+
+    def was_read(self, ino: int, offset: int, size: int) -> None:
+        """A READ of `size` bytes, after cutting at the end of the file, was answered."""
+        ...
+
+    def was_listed(self, ino: int) -> None:
+        """A directory was listed to its end, so the kernel knows the inodes of its entries."""
+        ...
+
+
+class NullObserver:
+    """An observer that does nothing."""
+
+    def was_read(self, ino: int, offset: int, size: int) -> None:
+        """See `Observer`."""
+
+    def was_listed(self, ino: int) -> None:
+        """See `Observer`."""
+
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request under way."""
+
+    unique: int
+    opcode: int
+    pid: int
+    """The process that waits for it; 0 when it is in another namespace."""
+    since: float = field(default_factory=time.monotonic)
+    cancel: Callable[[], None] | None = None
+    """Ends the work on it. Called from any thread."""
+
+
+class Pending:
+    """The requests under way."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._requests: dict[int, Request] = {}
+        self.interrupted: dict[int, int] = {}
+        """Requests answered with EINTR whose real answer is still to come, with their opcodes."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(
+        self, unique: int, opcode: int, pid: int, cancel: Callable[[], None] | None = None
+    ) -> None:
+        """Record a request before it is handed on."""
+        self._requests[unique] = Request(unique, opcode, pid, cancel=cancel)
+
+    def get(self, unique: int) -> Request | None:
+        """Look at a request."""
+        return self._requests.get(unique)
+
+    def all(self) -> list[Request]:
+        """Return all requests."""
+        return list(self._requests.values())
+
+    def take(self, unique: int) -> Request | None:
+        """Take a request out to answer it; None when another thread did already."""
+        return self._requests.pop(unique, None)
+
+    def oldest(self) -> float | None:
+        """Return since when the oldest request waits, in seconds of `time.monotonic`."""
+        return min((request.since for request in self.all()), default=None)
+
 
 BUFFER = (1 << 20) + 65536
 """Bytes of the largest request: a WRITE of 1 MiB, and its header."""
@@ -400,3 +497,129 @@ def grow(end: socket.socket) -> int:
 
 
 _SO_SNDBUFFORCE = 32
+
+
+_HARMLESS = {
+    signal.SIGCHLD,
+    signal.SIGCONT,
+    signal.SIGSTOP,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGURG,
+    signal.SIGWINCH,
+}
+"""Signals that end no program that neither handles nor ignores them: signal(7)."""
+_FATAL = (1 << 64) - 1 & ~sum(1 << (number - 1) for number in _HARMLESS)
+_PENDING = (b"SigPnd:", b"ShdPnd:")
+_SURVIVED = (b"SigBlk:", b"SigIgn:", b"SigCgt:")
+
+
+def is_ending(pid: int) -> bool | None:
+    """Return whether a signal that will end the program waits for a thread; None if that cannot be seen.
+
+    A signal that the program handles ends nothing, whichever it is. Of most fatal signals the kernel
+    makes a SIGKILL for each thread at once.
+
+    `pid` names the thread. It may be hidden in /proc, or belong to another PID namespace.
+    """
+    try:
+        # Bytes: its first line is the name of the program, in whatever encoding that is.
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return None
+    pending = survived = 0
+    for line in status.splitlines():
+        if line.startswith(_PENDING):
+            pending |= int(line.split()[1], 16)
+        elif line.startswith(_SURVIVED):
+            survived |= int(line.split()[1], 16)
+    return bool(pending & ~survived & _FATAL)
+
+
+LISTING_OPERATIONS = frozenset({"opendir", "readdir"})
+"""Requests that list a directory. ENOENT is no answer to these: the C library takes it for the end
+of the directory, and `rsync --delete` then empties the copy."""
+
+
+def failure(metrics: Metrics, operation: str, error: Exception) -> int:
+    """Count and log a failed request; returns the errno the table says."""
+    if isinstance(error, AisfsError):
+        code, level = errno_of(error)
+        if code == errno.ENOENT and operation in LISTING_OPERATIONS:
+            code = errno.ESTALE
+        log.log(level, "%s failed: %s", operation, error)
+    else:
+        code = errno.EIO
+        bug = "%s failed: this is a bug in aisfs, please report it"
+        log.error(bug, operation, exc_info=error)
+    metrics.failures.labels(operation, errno.errorcode[code]).inc()
+    return code
+
+
+ASKING = frozenset(
+    {
+        Opcode.LOOKUP,
+        Opcode.GETATTR,
+        Opcode.READLINK,
+        Opcode.READ,
+        Opcode.STATFS,
+        Opcode.GETXATTR,
+        Opcode.LISTXATTR,
+        Opcode.OPENDIR,
+        Opcode.READDIR,
+        Opcode.READDIRPLUS,
+        Opcode.ACCESS,
+    }
+)
+"""Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
+LISTING_OPCODES = frozenset({Opcode.OPENDIR, Opcode.READDIR, Opcode.READDIRPLUS})
+UNSEEN_SECONDS = 10.0
+"""How long after a signal the request of a program is answered whose signals cannot be seen, since it
+is in another PID namespace. A program that handles the signal nearly always has its answer by then; one
+that was killed waits this long."""
+
+
+class Interrupts:
+    """Ends requests early."""
+
+    def __init__(self, pending: Pending) -> None:
+        """Look after the requests in `pending`."""
+        self._pending = pending
+        self._spared: dict[int, float] = {}
+        """Requests that were interrupted and go on, and since when, in seconds of `time.monotonic`."""
+        self.reply: Callable[[int, Reply], None] = lambda *_: None
+        """Answers a request; set before the first one comes."""
+        self.listing_left: Callable[[], None] = lambda: None
+        """Told when a reader of a directory waits no more; likewise."""
+
+    def interrupt(self, unique: int) -> None:
+        """End a request if its caller is being ended, and else keep an eye on it. From the dispatcher."""
+        self._look_at(unique, time.monotonic())
+
+    def _look_at(self, unique: int, since: float) -> None:
+        request = self._pending.get(unique)
+        if request is None or request.opcode not in ASKING:
+            return
+        ending = is_ending(request.pid) if request.pid else None
+        if ending is None:
+            ending = time.monotonic() - since >= UNSEEN_SECONDS
+        if not ending:
+            self._spared[unique] = since
+            return
+        opcode = request.opcode
+        if request.cancel is None:  # pyfuse3 will answer all the same, and may have counted
+            self._pending.interrupted[unique] = opcode
+        if self._pending.take(unique) is None:
+            self._pending.interrupted.pop(unique, None)
+            return
+        self.reply(opcode, (abi.error_reply(unique, errno.EINTR),))
+        if request.cancel is not None:
+            request.cancel()
+        if opcode in LISTING_OPCODES:
+            self.listing_left()
+
+    def check(self) -> None:
+        """Look again at requests that were interrupted and go on; not in the dispatcher."""
+        for unique in list(self._spared):
+            self._look_at(unique, self._spared.pop(unique))

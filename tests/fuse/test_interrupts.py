@@ -14,15 +14,10 @@ from typing import Any
 
 import pytest
 
-from aisfs.fuse import watchdog
-from aisfs.fuse.callers import is_ending
-from aisfs.fuse.fastpath import interrupts
-from aisfs.fuse.fastpath.dispatcher import Reply
-from aisfs.fuse.fastpath.interrupts import Interrupts
-from aisfs.fuse.fastpath.pending import Pending
-from aisfs.fuse.watchdog import Watchdog
-from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import Opcode
+from aisfs.fuse import abi, dispatcher, session
+from aisfs.fuse.abi import Opcode
+from aisfs.fuse.dispatcher import Interrupts, Pending, Reply, is_ending
+from aisfs.fuse.session import Watchdog
 
 NAMED = r"""
 import sys
@@ -134,7 +129,7 @@ def test_a_program_that_cannot_be_seen_gets_its_answer_or_can_be_killed(
         interruptions.interrupt(unique)
     interruptions.check()
     assert pending.get(7), "the signal may be one that the program handles"
-    monkeypatch.setattr(interrupts, "UNSEEN_SECONDS", 0)
+    monkeypatch.setattr(dispatcher, "UNSEEN_SECONDS", 0)
     interruptions.check()
     assert [(opcode, unique) for opcode, unique, _ in replies] == [(Opcode.READ, 7)]
     assert abs(replies[0][2]) == errno.EINTR
@@ -145,7 +140,7 @@ def test_a_program_that_cannot_be_seen_gets_its_answer_or_can_be_killed(
 def test_the_watchdog_goes_on_after_a_bug_elsewhere(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdog, "INTERVAL", 0.001)
+    monkeypatch.setattr(session, "INTERVAL", 0.001)
     aborted = threading.Event()
 
     def check() -> None:

@@ -1,1 +1,0 @@
-"""Stores members of shards into the kernel's page cache ahead of their readers."""

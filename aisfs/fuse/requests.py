@@ -1,0 +1,715 @@
+"""READs that have to wait: for bytes under way, or for a task of trio; whoever has them answers to the device.
+
+The thread that receives the bytes of a READ answers it at once, while they are in the processor's cache and
+the rest of their part is still on its way (docs/adr/0034). All other READs become tasks.
+
+They do not pass pyfuse3. It would not tell `read` the inode, a reply would be copied through a socket
+that has no room for large ones, and each would cost two wake-ups more (docs/adr/0012).
+
+The handles of files that the dispatcher opened, in a mount that can be written.
+
+They say which inode it is, so that no table is needed: pyfuse3 is told the handle only
+when a file is closed. Its own handles count from 1.
+
+What is open by a handle that was given out in the trio thread; see `handle_codes` for the others.
+
+What the dispatcher hands to the trio thread, to be answered to the device from there.
+
+What the dispatcher answers in a mount that can be written, and not in one that is only read.
+
+The kernel opens and closes with a message here, since an open file may be written. Of a file that
+is open to read only, the dispatcher answers both; the kernel is told to keep its pages and not to say at each
+`close` that there is nothing to write. It is told to keep the listing of a directory, which it drops
+by itself with each change it makes, until the listing expires.
+
+Requests about files that are written, answered to the device by the trio thread.
+
+They do not pass pyfuse3, which would cost two wake-ups more (docs/adr/0019) and does not know FALLOCATE. What need not wait is done
+when the thread takes it; the rest gets a task.
+"""
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Generic, NamedTuple, TypeVar
+
+import trio
+
+from aisfs.core.names.inodes import split_member
+from aisfs.engine.parts import Data, Received
+from aisfs.errors import AisfsError, NotFound, Stale
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
+from aisfs.filesystem.nodes import Entry, describe
+from aisfs.filesystem.writing.create import WRITING, OpenFiles
+from aisfs.filesystem.writing.setattr import WriteLayer
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
+from aisfs.fuse.dispatcher import (
+    ANSWERED,
+    COUNTED,
+    FORWARD,
+    SILENCE,
+    Handler,
+    Observer,
+    Pending,
+    Reply,
+    failure,
+)
+from aisfs.metrics import Metrics, OperationTimes
+from aisfs.system.logs import NETWORK, request_log
+from aisfs.system.threads import any_thread
+
+AskedT = TypeVar("AskedT")
+
+
+class Inbox(Generic[AskedT]):
+    """Requests on their way from one thread to the other; waking it costs more than most of them."""
+
+    def __init__(
+        self, serve: Callable[[trio.Nursery, AskedT], None], refuse: Callable[[AskedT], None]
+    ) -> None:
+        """Begin, in the trio thread, without requests.
+
+        Args:
+            serve: Told of each request in the trio thread; what must wait gets a task in the nursery.
+            refuse: Told of each one when the mount is going away, in either thread.
+        """
+        self._serve = serve
+        self._refuse = refuse
+        self._token = trio.lowlevel.current_trio_token()
+        self._asked: deque[AskedT] = deque()
+        self._woken = False
+        self._nursery: trio.Nursery | None = None
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Begin to take requests; their tasks run in `nursery`."""
+        self._nursery = nursery
+
+    def close(self) -> None:
+        """Take no more; those under way go on."""
+        self._nursery = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests are refused."""
+        return self._nursery is None
+
+    def put(self, asked: AskedT) -> None:
+        """Add a request; `tell` delivers it. In the dispatcher."""
+        self._asked.append(asked)
+
+    def tell(self) -> None:
+        """Wake the trio thread, so that it does what was put in. For the dispatcher."""
+        if self._asked and not self._woken:  # else it has not begun to look, and will find it too
+            self._woken = True
+            try:
+                self._token.run_sync_soon(self.take)
+            except trio.RunFinishedError:
+                self._woken = False
+                while self._asked:
+                    self._refuse(self._asked.popleft())
+
+    def take(self) -> None:
+        """Do what was put in so far. In the trio thread."""
+        self._woken = False
+        while self._asked:
+            asked = self._asked.popleft()
+            if self._nursery is None:
+                self._refuse(asked)
+            else:
+                self._serve(self._nursery, asked)
+
+
+log = logging.getLogger(__name__)
+
+
+class _Read(NamedTuple):
+    unique: int
+    ino: int
+    offset: int
+    size: int
+    scope: trio.CancelScope
+
+
+class WaitingReads:
+    """Takes READs from the dispatcher; at most as many at once as the kernel sends."""
+
+    def __init__(
+        self, filesystem: FileSystem, pending: Pending, metrics: Metrics, observer: Observer
+    ) -> None:
+        """Read from `filesystem`, in tasks of the nursery that `open` gives."""
+        self._filesystem = filesystem
+        self._pending = pending
+        self._metrics = metrics
+        self._observer = observer
+        self._token = trio.lowlevel.current_trio_token()
+        self._inbox: Inbox[_Read] = Inbox(self._begin, self._refuse)
+        self._reply: Callable[[int, Reply], None] = lambda *_: None
+        self._by_receiver = metrics.operations.labels("read", "receiver")
+        self._answering: set[int] = set()
+        """Threads that receive bytes and answer a READ with them just now."""
+
+    def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
+        """Begin to take READs; their tasks run in `nursery` and answer with `reply`."""
+        self._reply = reply
+        self._inbox.open(nursery)
+
+    def close(self) -> None:
+        """Take no more; those under way go on."""
+        self._inbox.close()
+
+    def hand_over(
+        self,
+        unique: int,
+        ino: int,
+        offset: int,
+        size: int,
+        pid: int,
+        when_here: Callable[[Callable[[Received], None]], bool],
+    ) -> None:
+        """Hand a READ to the thread that receives its bytes, or to trio's. For the dispatcher.
+
+        Args:
+            unique: The request's number.
+            ino: What to read.
+            offset: Where.
+            size: How much.
+            pid: The process that made the request; 0 when it is not known.
+            when_here: See `InstantAnswers.when_here`, for this range.
+        """
+        scope = trio.CancelScope()
+        self._pending.add(
+            unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)
+        )
+        read = _Read(unique, ino, offset, size, scope)
+        if self._inbox.closed:  # what is in `pending` by then is refused with all others
+            self._refuse(read)
+        elif not when_here(partial(self._received, read)):
+            self._to_trio(read)
+
+    @any_thread
+    def _to_trio(self, read: _Read) -> None:
+        self._inbox.put(read)
+        self._inbox.tell()
+
+    @any_thread
+    def _received(self, read: _Read, got: Received) -> None:
+        """Answer a READ whose bytes have come, or have failed to."""
+        if got is None or isinstance(got, Stale | NotFound):  # which a task knows what to do about
+            self._to_trio(read)
+        elif isinstance(got, Exception):
+            self._answer_with(
+                read, abi.error_reply(read.unique, failure(self._metrics, "read", got))
+            )
+        else:
+            self._answer_received(read, got)
+
+    def _answer_received(self, read: _Read, data: Data) -> None:
+        self._by_receiver.inc()
+        request_log.begin()
+        request_log.note(NETWORK)
+        self._answering.add(me := threading.get_ident())
+        try:
+            reply = (abi.data_header(read.unique, len(data)), data)
+            self._answer_with(read, *reply, times=self._metrics.receiver_times)
+        finally:
+            self._answering.discard(me)
+        self._observer.was_read(read.ino, read.offset, len(data))
+
+    @property
+    def answering(self) -> bool:
+        """Whether a thread that receives bytes may be writing to the device. None begins to after `refuse`."""
+        return bool(self._answering)
+
+    def _begin(self, nursery: trio.Nursery, read: _Read) -> None:
+        nursery.start_soon(self._serve, read)
+
+    def _refuse(self, read: _Read) -> None:
+        self._answer_with(read, abi.error_reply(read.unique, errno.EIO))
+
+    async def _serve(self, read: _Read) -> None:
+        """Read and answer, whatever happens."""
+        self._metrics.operations.labels("read", "trio").inc()
+        request_log.begin()
+        reply: Reply = (abi.error_reply(read.unique, errno.EIO),)
+        data: Data | None = None
+        try:
+            with read.scope:
+                data = await self._filesystem.read_at(read.ino, read.offset, read.size)
+                reply = (abi.data_header(read.unique, len(data)), data)
+        except Exception as error:  # noqa: BLE001 - logged there
+            reply = (abi.error_reply(read.unique, failure(self._metrics, "read", error)),)
+        finally:
+            self._answer_with(read, *reply)
+        if data is not None:
+            self._observer.was_read(read.ino, read.offset, len(data))
+
+    def _answer_with(
+        self,
+        read: _Read,
+        *reply: bytes | bytearray | memoryview,
+        times: OperationTimes | None = None,
+    ) -> None:
+        request = self._pending.take(read.unique)
+        if request is None:
+            return
+        self._reply(Opcode.READ, reply)
+        seconds = time.monotonic() - request.since
+        (times or self._metrics.trio_times).observe("read", seconds)
+        if seconds >= request_log.least:
+            request_log.answered(log, "read", self._filesystem.describe(read.ino), seconds)
+
+
+_MEMBER = 0
+"""Any member of a shard: which one does not matter."""
+_OBJECT = 1 << 63
+"""Added to the number of an object, which is less."""
+
+
+def handle_of(ino: int) -> int:
+    """Return the handle of an open file."""
+    return _MEMBER if ino & _OBJECT else ino | _OBJECT
+
+
+def is_fastpath_handle(handle: int) -> bool:
+    """Return whether the dispatcher opened it."""
+    return handle == _MEMBER or bool(handle & _OBJECT)
+
+
+def object_of(handle: int) -> int | None:
+    """Return the inode of an object that the dispatcher opened; None for any other handle."""
+    return handle ^ _OBJECT if handle & _OBJECT else None
+
+
+Opened = DirectoryHandle | FileHandle | OpenFile
+
+
+class HandleTable:
+    """Handles by their numbers. For the trio thread, and for the dispatcher, which opens new files."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._opened: dict[int, Opened] = {}
+        self._numbers = count(1)
+
+    def keep(self, opened: Opened) -> int:
+        """Return something open a number."""
+        number = next(self._numbers)
+        self._opened[number] = opened
+        return number
+
+    def get(self, number: int) -> Opened | None:
+        """Return what has a number."""
+        return self._opened.get(number)
+
+    def __getitem__(self, number: int) -> Opened:
+        """Return what has a number, which was not closed."""
+        return self._opened[number]
+
+    def file(self, number: int) -> FileHandle | OpenFile:
+        """Return the open file that has a number; the dispatcher may have opened it."""
+        ino = object_of(number)
+        if ino is not None:
+            return OpenFile(ino, None)
+        opened = self._opened[number]
+        assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
+        return opened
+
+    def describe(self, number: int, of_inode: Callable[[int], str]) -> str:
+        """Return which file has a number, for the log.
+
+        Args:
+            number: A handle.
+            of_inode: Says which file an inode is.
+        """
+        opened = self._opened.get(number)
+        ino = opened.ino if isinstance(opened, OpenFile) else object_of(number)
+        if ino is not None:
+            return of_inode(ino)
+        if not isinstance(opened, FileHandle):
+            return f"handle {number}"
+        member = opened.member
+        inside = f"/{os.fsdecode(member.index.name(member.row))}" if member is not None else ""
+        return describe(opened.node) + inside
+
+    def drop(self, number: int) -> Opened | None:
+        """Forget a number; returns what had it."""
+        return self._opened.pop(number, None)
+
+
+TAKEN = (Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
+
+
+class CreateArgs(NamedTuple):
+    """What a CREATE asks for."""
+
+    parent: int
+    name: bytes
+    mode: int
+    flags: int
+
+
+class AllocateArgs(NamedTuple):
+    """What a FALLOCATE asks for."""
+
+    handle: int
+    end: int
+
+
+class _Asked(NamedTuple):
+    unique: int
+    opcode: Opcode
+    what: CreateArgs | AllocateArgs | int
+    """The handle, or more."""
+
+
+class WriteRequests:
+    """Takes requests from the dispatcher; at most as many at once as the kernel sends."""
+
+    def __init__(
+        self,
+        write: WriteLayer,
+        handles: HandleTable,
+        pending: Pending,
+        metrics: Metrics,
+        describe: Callable[[int], str],
+    ) -> None:
+        """Take what the dispatcher does not answer.
+
+        Args:
+            write: Changes the mount.
+            handles: What is open, as for pyfuse3.
+            pending: Requests that are answered elsewhere.
+            metrics: Where requests are counted.
+            describe: Says which file or directory an inode is, for the log.
+        """
+        self._describe = describe
+        self._write = write
+        self._handles = handles
+        self._pending = pending
+        self._metrics = metrics
+        self._counts = {
+            opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
+        }
+        self._journal_count = metrics.operations.labels("flush", "journal")
+        self._inbox: Inbox[_Asked] = Inbox(self._begin, self._refuse)
+        self._reply: Callable[[int, Reply], None] = lambda *_: None
+        self._others_ask: Callable[[], bool] = lambda: True
+
+    def open(
+        self,
+        nursery: trio.Nursery,
+        reply: Callable[[int, Reply], None],
+        others_ask: Callable[[], bool],
+    ) -> None:
+        """Begin to take requests; their tasks run in `nursery` and answer with `reply`.
+
+        `others_ask` returns whether the kernel may have another request to hand out.
+        """
+        self._reply, self._others_ask = reply, others_ask
+        self._inbox.open(nursery)
+
+    def close(self) -> None:
+        """Take no more; those under way go on."""
+        self._inbox.close()
+
+    # the dispatcher thread -----------------------------------------------------------------------
+
+    def hand_over(
+        self, unique: int, opcode: Opcode, what: CreateArgs | AllocateArgs | int, pid: int
+    ) -> None:
+        """Hand a request to the trio thread. RELEASE has no waiter: it goes with the next request."""
+        self._pending.add(unique, opcode, pid)
+        self._inbox.put(_Asked(unique, opcode, what))
+        if opcode != Opcode.RELEASE:
+            self.tell()
+
+    def try_create(self, unique: int, what: CreateArgs) -> bool:
+        """Make a file whose name is known to be free, and reply; return False if that must wait."""
+
+        def made(entry: Entry, opened: OpenFile) -> None:
+            self._reply(Opcode.CREATE, self._created(unique, entry, opened))
+
+        return self._write.creator.try_create(*what, made)
+
+    def try_acknowledge(self, unique: int, handle: int, pid: int) -> Reply | None:
+        """Have the close of a file answered once it is safe on the local disk, or return `FORWARD`.
+
+        If it is not answered at once, the journal's thread answers, or hands the request on if the disk
+        has refused.
+        """
+        acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
+        if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
+            return FORWARD
+        self._pending.add(unique, Opcode.FLUSH, pid)
+        told = partial(self._acknowledged, unique, handle)
+        # While others wait for an answer here, the journal's thread waits for the disk.
+        if acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask()):
+            return SILENCE if self._pending.get(unique) is not None else COUNTED
+        # Not taken: it was interrupted, and answered.
+        return FORWARD if self._pending.take(unique) is not None else SILENCE
+
+    def try_release(self, handle: int) -> bool:
+        """Close a file for good that waits for its upload; return whether it does."""
+        opened = self._handles.get(handle)
+        waits = isinstance(opened, OpenFile) and self._write.files.try_release_waiting(opened)
+        if waits:
+            self._handles.drop(handle)
+        return waits
+
+    def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
+        """Answer a close. In the journal's thread, or in the dispatcher."""
+        if not safe:
+            self._inbox.put(_Asked(unique, Opcode.FLUSH, handle))
+            self.tell()
+            return
+        request = self._pending.take(unique)
+        if request is not None:
+            self._reply(Opcode.FLUSH, (abi.error_reply(unique, 0),))
+            self._journal_count.inc()
+            self._metrics.journal_times.observe("flush", time.monotonic() - request.since)
+
+    def tell(self) -> None:
+        """Wake the trio thread, so that it does what was handed over."""
+        self._inbox.tell()
+
+    # the trio thread -----------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Do what was handed over so far. Whatever pyfuse3 has to do came after it."""
+        self._inbox.take()
+
+    def _begin(self, nursery: trio.Nursery, asked: _Asked) -> None:
+        self._counts[asked.opcode].inc()
+        request_log.begin()
+        if not self._done_at_once(asked):
+            nursery.start_soon(self._serve, asked)
+
+    def _refuse(self, asked: _Asked) -> None:
+        self._answer(asked, errno.EIO)
+
+    def _done_at_once(self, asked: _Asked) -> bool:
+        """Do what need not wait; returns whether that was all."""
+        try:
+            if asked.opcode == Opcode.RELEASE and isinstance(asked.what, int):
+                handle = self._handles.file(asked.what)
+                if not self._write.files.try_release(handle):
+                    return False
+                self._handles.drop(asked.what)
+                self._answer(asked, 0)
+                return True
+        except Exception as error:  # noqa: BLE001 - logged there
+            self._answer(asked, self._failure(asked, error))
+            return True
+        return False
+
+    async def _serve(self, asked: _Asked) -> None:
+        """Do and answer, whatever happens."""
+        code = errno.EIO
+        try:
+            if isinstance(asked.what, CreateArgs):
+                self._answer_created(asked, *await self._write.creator.create(*asked.what))
+            elif isinstance(asked.what, AllocateArgs):
+                handle, end = asked.what
+                await self._write.files.allocate(self._handles.file(handle), end)
+            elif asked.opcode == Opcode.RELEASE:
+                opened = self._handles.file(asked.what)
+                self._handles.drop(asked.what)
+                await self._write.files.release(opened)
+            else:
+                sync = asked.opcode == Opcode.FSYNC
+                await self._write.files.flush(self._handles.file(asked.what), sync=sync)
+            code = 0
+        except Exception as error:  # noqa: BLE001 - logged there
+            code = self._failure(asked, error)
+        finally:
+            self._answer(asked, code)
+
+    def _failure(self, asked: _Asked, error: Exception) -> int:
+        return failure(self._metrics, asked.opcode.name.lower(), error)
+
+    def _answer_created(self, asked: _Asked, entry: Entry, opened: OpenFile | FileHandle) -> None:
+        (reply,) = self._created(asked.unique, entry, opened)
+        self._send(asked, reply)
+
+    def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> tuple[bytes]:
+        handle = self._handles.keep(opened)
+        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
+        flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
+        return (abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags),)
+
+    def _answer(self, asked: _Asked, code: int) -> None:
+        self._send(asked, abi.error_reply(asked.unique, code))
+
+    def _send(self, asked: _Asked, reply: bytes) -> None:
+        request = self._pending.take(asked.unique)
+        if request is None:
+            return
+        self._reply(asked.opcode, (reply,))
+        name, seconds = asked.opcode.name.lower(), time.monotonic() - request.since
+        self._metrics.trio_times.observe(name, seconds)
+        if seconds >= request_log.least:
+            request_log.answered(log, name, self._subject(asked.what), seconds)
+
+    def _subject(self, what: CreateArgs | AllocateArgs | int) -> str:
+        if isinstance(what, CreateArgs):
+            return f"{self._describe(what.parent)}{os.fsdecode(what.name)}"
+        handle = what.handle if isinstance(what, AllocateArgs) else what
+        return self._handles.describe(handle, self._describe)
+
+
+FALLOC_FL_KEEP_SIZE = 1  # as of fallocate(2)
+CHANGEABLE = (
+    Opcode.LOOKUP,
+    Opcode.GETATTR,
+    Opcode.READDIRPLUS,
+    Opcode.OPEN,
+    Opcode.RELEASE,
+)
+"""Requests whose answers a change may touch."""
+
+
+class WriteHandlers:
+    """The handlers of a mount that can be written. All methods run in the dispatcher, but `forget`."""
+
+    # No file here has setuid or setgid, since only permissions are kept: there is nothing to take.
+    wanted = InitFlag.HANDLE_KILLPRIV_V2 | InitFlag.INIT_EXT | InitFlag.DIRECT_IO_ALLOW_MMAP
+
+    def __init__(self, filesystem: FileSystem, files: OpenFiles, requests: WriteRequests) -> None:
+        """Answer from `files`; hand to `requests` what must wait. To be made in the trio thread."""
+        self._filesystem = filesystem
+        self._files = files
+        self._requests = requests
+        self._token = trio.lowlevel.current_trio_token()
+        self._forgotten: deque[tuple[int, int]] = deque()
+        self._told = False
+
+    @property
+    def handlers(self) -> dict[int, Handler]:
+        """The handler of each request that is answered here."""
+        return {
+            Opcode.OPEN: self.open,
+            Opcode.FLUSH: self.flush,
+            Opcode.CREATE: self.create,
+            Opcode.WRITE: self.write,
+            Opcode.RELEASE: self.release,
+            Opcode.FSYNC: self.fsync,
+            Opcode.FALLOCATE: self.fallocate,
+        }
+
+    def initialise(self, flags: InitFlag) -> None:
+        """Remember what the kernel can; before Linux 6.6 all writes go through the page cache."""
+        self._files.may_bypass_pages = bool(flags & InitFlag.DIRECT_IO_ALLOW_MMAP)
+
+    def unless_changing(
+        self, handler: Handler, unique: int, nodeid: int, message: memoryview, pid: int
+    ) -> Reply | None:
+        """Answer while nothing changes; the trio thread answers after its change."""
+        lock = self._files.namespace_lock
+        if not lock.acquire(blocking=False):
+            return FORWARD
+        try:
+            return handler(unique, nodeid, message, pid)
+        finally:
+            lock.release()
+
+    # files ---------------------------------------------------------------------------------------
+
+    def open(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Open what is to be read, and has not been written since the kernel knows it."""
+        if abi.open_flags(message) & WRITING or not self._files.try_open(nodeid):
+            return FORWARD
+        flags = OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH
+        return (abi.open_reply(unique, handle_of(nodeid), flags),)
+
+    def write(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Write to what is staged, from where the kernel put the data."""
+        offset, data = abi.written(message)
+        if not self._files.try_write(nodeid, offset, data):
+            return FORWARD
+        return (abi.write_reply(unique, len(data)),)
+
+    def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Make a file, or hand that to the trio thread, which also reports errors."""
+        what = CreateArgs(nodeid, *abi.created(message))
+        try:
+            if self._requests.try_create(unique, what):
+                return ANSWERED
+        except AisfsError:  # the trio thread runs into it too, and reports it
+            pass
+        self._requests.hand_over(unique, Opcode.CREATE, what, pid)
+        return SILENCE
+
+    def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Close for good what was opened here; have the rest closed."""
+        handle = abi.handle(message)
+        if not is_fastpath_handle(handle):
+            if self._requests.try_release(handle):
+                return (abi.error_reply(unique, 0),)
+            self._requests.hand_over(unique, Opcode.RELEASE, handle, pid)
+            return SILENCE
+        return (abi.error_reply(unique, 0),) if self._files.try_close(nodeid) else FORWARD
+
+    def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Do nothing for what was opened here; a kernel before 5.16 asks all the same."""
+        handle = abi.handle(message)
+        if is_fastpath_handle(handle):
+            return (abi.error_reply(unique, 0),)
+        reply = self._requests.try_acknowledge(unique, handle, pid)
+        if reply is not FORWARD:
+            return reply
+        return self._commit(unique, Opcode.FLUSH, handle, pid)
+
+    def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Do nothing for what was opened here, unless it is written by others."""
+        handle = abi.handle(message)
+        if is_fastpath_handle(handle) and self._files.is_stored(nodeid):
+            return (abi.error_reply(unique, 0),)
+        return self._commit(unique, Opcode.FSYNC, handle, pid)
+
+    def _commit(self, unique: int, opcode: Opcode, handle: int, pid: int) -> Reply:
+        self._requests.hand_over(unique, opcode, handle, pid)
+        return SILENCE
+
+    def fallocate(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Hand a preallocation to the trio thread; refuse holes and moved ranges.
+
+        Without a change of the size there is nothing to do: it is by their sizes that files have room.
+        """
+        handle, end, mode = abi.allocated(message)
+        if mode:
+            code = 0 if mode == FALLOC_FL_KEEP_SIZE else errno.EOPNOTSUPP
+            return (abi.error_reply(unique, code),)
+        self._requests.hand_over(unique, Opcode.FALLOCATE, AllocateArgs(handle, end), pid)
+        return SILENCE
+
+    def before_sleep(self) -> None:
+        """Wake the trio thread for what was handed over since the last time."""
+        self._requests.tell()
+
+    # lookup counts -------------------------------------------------------------------------------
+
+    @any_thread
+    def forget(self, ino: int, count: int) -> None:
+        """Take back lookups, those of a written file in the trio thread."""
+        if split_member(ino) is not None:
+            self._filesystem.forget(ino, count)
+            return
+        self._forgotten.append((ino, count))
+        if not self._told:  # else it has not begun to look, and will find this one too
+            self._told = True
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._take_back)
+
+    def _take_back(self) -> None:
+        self._told = False
+        while self._forgotten:
+            self._filesystem.forget(*self._forgotten.popleft())

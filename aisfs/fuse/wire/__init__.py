@@ -1,1 +1,0 @@
-"""The kernel's messages as bytes: structures, directory entries, INIT."""
