@@ -144,7 +144,7 @@ def check(image: Stage, place: Path) -> None:
     said = image.run(*image.entry, "--version")
     assert version in said, said
     assert "mounter" in image.run(*image.entry, "csi", "--help")
-    modules = "aisfs.app.csi.rpc.services, boto3, huggingface_hub, fsspec, lz4, backports.zstd"
+    modules = "aisfs.csi.services, boto3, huggingface_hub, fsspec, lz4, backports.zstd"
     image.run("/opt/aisfs/bin/python", "-c", f"import {modules}")
     with ExitStack() as stack:
         serving = (

@@ -13,7 +13,7 @@ import urllib3.exceptions
 from pydantic import TypeAdapter, ValidationError
 
 import aisfs
-from aisfs.app.csi.failures import Code, VolumeError
+from aisfs.csi.volumes import Code, VolumeError
 from aisfs.errors import AisfsError, Stale, Unavailable, untraced
 from aisfs.http.exchange import SpeaksTls
 from aisfs.server.api.s3.errors import S3Error

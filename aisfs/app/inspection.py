@@ -12,8 +12,6 @@ from typing import Protocol
 
 import trio
 
-from aisfs.app.plan import SourcePlan
-from aisfs.app.services import Services, open_services
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn
 from aisfs.core.names.listing import is_shard
@@ -32,6 +30,8 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.plan import SourcePlan
+from aisfs.mount.services import Services, open_services
 
 log = logging.getLogger(__name__)
 

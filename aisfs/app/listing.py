@@ -4,13 +4,13 @@ from math import inf
 
 import trio
 
-from aisfs.app.services import CLOCK
 from aisfs.cache.names import MetadataCache
 from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import ShardSet, find_shards
 from aisfs.engine.listing import Lister
 from aisfs.errors import AisfsError
 from aisfs.metrics import Metrics
+from aisfs.mount.services import CLOCK
 from aisfs.stores.port import ObjectStore
 
 

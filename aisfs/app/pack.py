@@ -20,11 +20,9 @@ from aisfs.app.display.progress import transfer_columns
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
 from aisfs.app.packing.tree import Choice, Place, ReadFile, Tree
-from aisfs.app.plan import existing
 from aisfs.app.publishing.packed import publish_packed
 from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
-from aisfs.app.source import open_source
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.names.sources import (
     BucketSource,
@@ -63,6 +61,8 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.plan import existing
+from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, KeyRule
 from aisfs.stores.pipeline import each
 from aisfs.stores.port import BytesContent, ObjectStore, WritableStore, checksum_of, pages_of

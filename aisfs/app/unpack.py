@@ -24,8 +24,6 @@ from rich.console import Console
 
 from aisfs.app.listing import list_shards
 from aisfs.app.pack import make_directory, parse_extension, progress_bar
-from aisfs.app.plan import load_cluster, read_shards
-from aisfs.app.source import open_source
 from aisfs.core.archive.tar import BLOCK, sparse_segments
 from aisfs.core.archive.tar_scanner import PAX_WARNING, MemberStream, StreamedMember
 from aisfs.core.index.member_index import MemberKind
@@ -33,6 +31,8 @@ from aisfs.core.names.listing import is_plain_tar, is_shard_of_dataset
 from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
+from aisfs.mount.plan import load_cluster, read_shards
+from aisfs.mount.source import open_source
 from aisfs.stores.pipeline import each
 from aisfs.stores.port import ObjectStore
 from aisfs.system.locks import Rank, ranked_lock

@@ -78,7 +78,7 @@ def inspect(
     shards by name, braces and globs, or a list of them. The exit code is 9 if a shard is damaged.
     """
     from aisfs.app import inspection
-    from aisfs.app.plan import plan_inspection
+    from aisfs.mount.plan import plan_inspection
 
     logs.configure("error", None, foreground=True)
     plan, only = plan_inspection(sources, with_switched_off(without_unset(settings)))

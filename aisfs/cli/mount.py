@@ -263,11 +263,11 @@ def mount(
     when the mount is ready; with --view class or flat, that is when all shards are open.
     """
     with loading():  # --help and completion do not need it
-        from aisfs.app import mount as mounts
-        from aisfs.app.plan import load, plan_mount
         from aisfs.cli.configuring.profiles import expand_profile
         from aisfs.cli.configuring.reload import Reload
         from aisfs.cli.mounting.mount_start import run_in_background, run_in_foreground
+        from aisfs.mount import run as mounts
+        from aisfs.mount.plan import load, plan_mount
         from aisfs.settings import LogSettings, use_file
 
     if not where:

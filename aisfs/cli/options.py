@@ -142,7 +142,7 @@ def size_value(context: click.Context, option: click.Parameter, text: str | None
 
 
 def source_options(command: Command) -> Command:
-    """Add the options that choose shards besides SOURCE; see `aisfs.app.plan.read_shards`."""
+    """Add the options that choose shards besides SOURCE; see `aisfs.mount.plan.read_shards`."""
     exclude = setting("--exclude GLOB", "No shards that match GLOB; repeatable.", multiple=True)
     include = setting("--include GLOB", "Only shards that match GLOB; repeatable.", multiple=True)
     return files_from_option(include(exclude(command)))

@@ -16,7 +16,7 @@ from aisfs.redaction import escaped
 from aisfs.system import logs
 
 if TYPE_CHECKING:
-    from aisfs.app.writing import recover as recovery
+    from aisfs.mount import recovery
 
 
 @click.command(cls=Documented)
@@ -42,7 +42,7 @@ def recover(
     are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except over
     an object that was changed since.
     """
-    from aisfs.app.writing import recover as recovery
+    from aisfs.mount import recovery
     from aisfs.settings import WriteSettings
 
     if upload and drop:
@@ -98,7 +98,7 @@ def _upload_waiting(
     found: "list[recovery.UnsentFile]",
 ) -> "tuple[list[recovery.UnsentFile], Exit]":
     """Upload what was closed and waits; return what is left, and the exit code."""
-    from aisfs.app.writing import recover as recovery
+    from aisfs.mount import recovery
 
     code = Exit.OK
     left = [one for one in found if not one.acknowledged]

@@ -17,7 +17,7 @@ permit to read it, is not asked again by this mount.
 Where the index of a shard may be found that need not be scanned then.
 
 A new source gets a class here or beside, with the method of `IndexSource`, and a place in the order
-that `aisfs.app.services` gives to the indexer.
+that `aisfs.mount.services` gives to the indexer.
 
 The bucket that has the published indexes of all others; see `core.names.listing`.
 

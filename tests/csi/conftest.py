@@ -14,7 +14,7 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from aisfs.app.csi.rpc import csi_pb2
+from aisfs.csi import csi_pb2
 from tests.mount.content import fill
 from tests.support.mounts import environment, eventually, is_mountpoint, start_aisfs
 from tests.support.preloaded import Started

@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from aisfs.app.csi.provisioning import planned
-from aisfs.app.csi.rpc.services import DRIVER
-from aisfs.app.csi.volumes import parse_volume
 from aisfs.cli.main import cli
+from aisfs.csi.provisioning import planned
+from aisfs.csi.services import DRIVER
+from aisfs.csi.volumes import parse_volume
 from tests.csi.conftest import running_kubelet
 from tests.docs.documents import ROOT
 from tests.support.mounts import aisfs, environment

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
-from aisfs.app.csi import targets
-from aisfs.app.csi.mounter import connect
+from aisfs.csi import targets
+from aisfs.csi.mounter import connect
 from aisfs.fuse import mountpoint
 from tests.csi.conftest import MODES, TOKEN, Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
@@ -343,7 +343,7 @@ def test_a_daemon_that_is_killed_for_lack_of_memory_is_an_event_of_its_pod(tmp_p
         kubelet.end("mounter")
         # In its group from the start, as that of a container is.
         code = (
-            "import os, sys; from pathlib import Path; import aisfs.app.csi.mounter as m;"
+            "import os, sys; from pathlib import Path; import aisfs.csi.mounter as m;"
             "Path(sys.argv[2], 'cgroup.procs').write_text(str(os.getpid())); m.run(Path(sys.argv[1]))"
         )
         env = {"AIS_ENDPOINT": kubelet.server.endpoint, "AISFS_CACHE_SIZE": "0"}

@@ -14,9 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from aisfs.app.csi import targets
-from aisfs.app.csi.failures import Code, VolumeError
-from aisfs.app.csi.volumes import parse_volume
+from aisfs.csi import targets
+from aisfs.csi.volumes import Code, VolumeError, parse_volume
 from tests.csi.conftest import Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
 from tests.docs.documents import ROOT
@@ -121,7 +120,7 @@ def test_a_volume_that_is_not_ready_in_time_is_given_up(tmp_path: Path):
     with running_kubelet() as kubelet:
         kubelet.end("mounter")
         code = (
-            "import sys; from pathlib import Path; import aisfs.app.csi.mounter as m;"
+            "import sys; from pathlib import Path; import aisfs.csi.mounter as m;"
             "m.OPEN_SECONDS = 2.0; m.END_SECONDS = 2; m.run(Path(sys.argv[1]))"
         )
         env = {"AIS_ENDPOINT": kubelet.server.endpoint, "AISFS_CACHE_DIR": str(tmp_path / "cache")}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.app.csi.identity import ATTRIBUTES
-from aisfs.app.csi.permitted import Permitted
-from aisfs.app.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
-from aisfs.app.plan import plan_mount
+from aisfs.csi.identity import ATTRIBUTES
+from aisfs.csi.permitted import Permitted
+from aisfs.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
 from aisfs.errors import ConfigError
+from aisfs.mount.plan import plan_mount
 from aisfs.settings import ALL_SETTINGS
 from tests.docs.documents import ROOT, section
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from aisfs.app import memory, services
 from aisfs.cache import format, maintenance, names, resident
 from aisfs.core.policy import shard_readers
 from aisfs.core.views import samples
 from aisfs.engine import buffers, fetcher, parts, scanning
 from aisfs.fuse import mountpoint
+from aisfs.mount import memory, services
 from tests.docs.documents import SEMANTICS, section
 
 MIB = 1 << 20

@@ -16,9 +16,9 @@ OPTIONAL = {
     "aisfs.torch",
     "aisfs.server.tokens",
     "aisfs.server.worker",
-    "aisfs.app.csi.rpc.csi_pb2",
-    "aisfs.app.csi.rpc.controller",
-    "aisfs.app.csi.rpc.services",
+    "aisfs.csi.csi_pb2",
+    "aisfs.csi.controller",
+    "aisfs.csi.services",
 }
 """They import what is an extra, or patch what they run in."""
 

@@ -56,7 +56,7 @@ def build(
     writable: bool = False,
     **ttls: float,
 ) -> FileSystem:
-    """Put a file system together as `aisfs.app.mount` does."""
+    """Put a file system together as `aisfs.mount.run` does."""
     settings = TreeSettings(shards=shards, **ttls)
     clock = trio.current_time
     cache = MetadataCache(

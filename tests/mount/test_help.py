@@ -169,7 +169,7 @@ def test_bash_completes_profiles_and_buckets(tmp_path: Path):
     assert typed("aisfs mount @", tmp_path, **known) == []
 
 
-SLOW = {"trio", "requests", "pydantic_settings", "aisfs.app.mount"}
+SLOW = {"trio", "requests", "pydantic_settings", "aisfs.mount.run"}
 """Modules that take longer to import than a person waits for a key."""
 
 

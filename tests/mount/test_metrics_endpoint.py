@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aisfs import __version__
-from aisfs.app.monitoring.health import KEPT_SECONDS
 from aisfs.errors import ConfigError
+from aisfs.mount.monitoring import KEPT_SECONDS
 from aisfs.settings import MonitoringSettings
 from tests.docs.documents import ROOT
 from tests.mount.content import fill

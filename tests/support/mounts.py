@@ -98,7 +98,7 @@ _preloader = Preloader(
         "aisfs.cli.main",
         "aisfs.cli.mount",
         "aisfs.cli.mounting.mount_start",
-        "aisfs.app.mount",
+        "aisfs.mount.run",
     ),
     env=environment(),
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.app.memory import memory_limits
+from aisfs.mount.memory import memory_limits
 from aisfs.settings import MIB, CacheSettings
 from aisfs.system.memory import MachineMemory
 from tests.fuse.test_memory_budget import NO_LIMIT, V1, V1_CPU, V2, Machine

@@ -13,8 +13,6 @@ from enum import StrEnum
 from itertools import groupby
 
 from aisfs.app.buckets.places import Place
-from aisfs.app.plan import check_endpoint, load
-from aisfs.app.source import OpenSource, open_source
 from aisfs.core.names.listing import UNLISTED, Refusal, entry_name, is_shard, odd_component, refusal
 from aisfs.core.names.sources import (
     BucketSource,
@@ -29,6 +27,8 @@ from aisfs.engine.dataset.shard_set import read_shard_list, what_is_there
 from aisfs.engine.overlay import Probes
 from aisfs.errors import AccessDenied, ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo, Page
+from aisfs.mount.plan import check_endpoint, load
+from aisfs.mount.source import OpenSource, open_source
 from aisfs.settings import ClusterSettings
 from aisfs.stores.port import ObjectStore, pages_of
 

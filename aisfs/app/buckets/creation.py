@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from aisfs.app.plan import load_cluster
-from aisfs.app.source import open_source
 from aisfs.core.names.listing import check_new_bucket
 from aisfs.core.names.sources import BucketSource, Everything, parse_source
 from aisfs.errors import AlreadyExists, ConfigError, InvalidName, Unsupported
 from aisfs.model import Bucket
+from aisfs.mount.plan import load_cluster
+from aisfs.mount.source import open_source
 
 
 async def make_buckets(

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.app.plan import existing, may_be_directory, read_lists, read_shards
 from aisfs.core.names.sources import (
     BucketSource,
     DatasetSource,
@@ -17,6 +16,7 @@ from aisfs.core.names.sources import (
 )
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.model import SERVED, Provider
+from aisfs.mount.plan import existing, may_be_directory, read_lists, read_shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from functools import partial
 
 from aisfs.app.buckets.contents import list_from, list_matching
 from aisfs.app.buckets.places import Place, find_place
-from aisfs.app.plan import load_cluster
 from aisfs.app.publishing.published import Shelf, remove_with_index
-from aisfs.app.source import OpenSource, open_source
 from aisfs.core.names.sources import DatasetSource, Everything, ShardPattern
 from aisfs.errors import ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.plan import load_cluster
+from aisfs.mount.source import OpenSource, open_source
 from aisfs.stores.pipeline import each
 from aisfs.stores.registry import as_served, refuse_read_only
 

@@ -13,10 +13,10 @@ import msgspec
 import trio
 
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.app.plan import is_local
-from aisfs.app.source import open_source
 from aisfs.core.names.sources import Everything, Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
+from aisfs.mount.plan import is_local
+from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.auth import Credentials
 from aisfs.stores.ais.client import AISClient

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.app.source import open_source
 from aisfs.core.names.sources import Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, NotFound, Unavailable
+from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, fields
 
 _CLOUDS = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}

@@ -15,11 +15,11 @@ from aisfs.app.doctor.disk import disk_checks
 from aisfs.app.doctor.fuse import fuse_checks
 from aisfs.app.doctor.machine import machine_checks
 from aisfs.app.doctor.mounts import mount_checks
-from aisfs.app.plan import existing
 from aisfs.app.watching.status import read_counters
 from aisfs.core.names.sources import DirectorySource, Everything, Source, absolute, parse_sources
 from aisfs.errors import ConfigError, DaemonSilent, MountError
 from aisfs.fuse.mountpoint import our_mount
+from aisfs.mount.plan import existing
 from aisfs.settings import CacheSettings, ClusterSettings, Settings, WriteSettings
 from aisfs.stores.registry import as_served, direct_store
 

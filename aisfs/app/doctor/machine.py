@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from aisfs.app.display.units import size_text
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.app.memory import memory_limits
+from aisfs.mount.memory import memory_limits
 from aisfs.settings import MEMORY_LEAST, MIB, CacheSettings, log_directory
 from aisfs.system.logs import SYSLOG_SOCKET
 from aisfs.system.memory import MachineMemory

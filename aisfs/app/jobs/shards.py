@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aisfs.app.listing import list_shards
-from aisfs.app.plan import read_shards
 from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import ShardSet
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.plan import read_shards
 from aisfs.stores.port import ObjectStore
 
 

@@ -15,7 +15,6 @@ from aisfs.app.jobs.connection import Cluster, open_cluster
 from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_shards
 from aisfs.app.jobs.watch import Display, Ended, run_to_end
 from aisfs.app.pack import parse_shards, shards_there
-from aisfs.app.plan import existing
 from aisfs.core.names.sources import BucketSource, DatasetSource
 from aisfs.core.views.shuffled_tar import ShardNames
 from aisfs.errors import (
@@ -26,6 +25,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.plan import existing
 from aisfs.stores.ais.jobs import Job, SortRequest
 
 KINDS = {"name": "alphanumeric", "md5": "md5", "content": "content"}

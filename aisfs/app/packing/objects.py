@@ -15,12 +15,12 @@ import trio
 from aisfs.app.buckets.contents import list_place
 from aisfs.app.buckets.places import find_place
 from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
-from aisfs.app.source import open_source
 from aisfs.core.names.listing import path_of
 from aisfs.core.names.sources import BucketSource, Everything, Source
 from aisfs.core.views.shuffled_tar import File, ShardNames
 from aisfs.errors import AisfsError, ConfigError, ContentUnreadable
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings
 
 

@@ -10,9 +10,7 @@ from functools import partial
 
 import trio
 
-from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.publishing.published import Shelf, explained, put
-from aisfs.app.source import open_source
 from aisfs.core.index.published import decode_published, encode_published
 from aisfs.core.names.listing import INDEX_DIRECTORY, IndexPlace, published_key, shard_of_published
 from aisfs.core.names.sources import DatasetSource, GlobPattern, KeyFilter, ShardPattern
@@ -31,6 +29,8 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.mount.plan import load_cluster, read_shards
+from aisfs.mount.source import open_source
 from aisfs.stores.pipeline import each
 from aisfs.stores.port import ObjectStore, pages_of
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from aisfs.app.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.core.views.spec import LabelRule, ViewSpec, parse_label
 from aisfs.errors import ConfigError
+from aisfs.mount.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.settings import CacheSettings, Scan, TreeSettings, View
 from aisfs.stores.registry import refuse_read_only
 

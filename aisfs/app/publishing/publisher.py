@@ -11,7 +11,6 @@ import trio
 from aisfs.app.publishing.exports import Exporter, common_directory, make_directory
 from aisfs.app.publishing.plan import IndexPlan
 from aisfs.app.publishing.published import Shelf, find_published, publish
-from aisfs.app.services import Services, open_services
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn, PublishedIndex
 from aisfs.core.names.sources import DatasetSource
@@ -32,6 +31,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.mount.services import Services, open_services
 from aisfs.stores.local import LocalStore
 
 log = logging.getLogger(__name__)

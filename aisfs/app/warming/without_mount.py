@@ -13,13 +13,13 @@ from rich.progress import Progress, TaskID
 
 from aisfs.app.buckets.contents import Kind, list_opened
 from aisfs.app.buckets.places import Place
-from aisfs.app.plan import SourcePlan, load, load_cluster
-from aisfs.app.services import Services, open_services
-from aisfs.app.source import OpenSource
 from aisfs.app.warming.through_mount import Summary, columns
 from aisfs.core.names.sources import Everything
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.mount.plan import SourcePlan, load, load_cluster
+from aisfs.mount.services import Services, open_services
+from aisfs.mount.source import OpenSource
 from aisfs.settings import CacheSettings, TreeSettings
 
 

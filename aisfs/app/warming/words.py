@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aisfs.app.buckets.places import Place, find_place
-from aisfs.app.plan import is_local, read_shards
 from aisfs.app.warming.through_mount import is_in_mount
 from aisfs.core.names.sources import (
     LIST_SUFFIX,
@@ -16,6 +15,7 @@ from aisfs.core.names.sources import (
     is_pattern,
 )
 from aisfs.errors import ConfigError, SourceMissing
+from aisfs.mount.plan import is_local, read_shards
 
 
 def parse_words(

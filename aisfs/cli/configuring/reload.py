@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aisfs.app.plan import load
 from aisfs.errors import ConfigError
+from aisfs.mount.plan import load
 from aisfs.settings import LogSettings, TreeSettings, configuration, in_environment, use_file
 from aisfs.settings.files import Configuration, FileValues
 

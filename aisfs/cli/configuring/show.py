@@ -45,7 +45,7 @@ def show(profile: str | None, config: Path | None, as_json: bool) -> None:
 @config_option
 def check(config: Path | None) -> None:
     """Check the names and values in the configuration files, and whether each profile fits together."""
-    from aisfs.app.plan import load
+    from aisfs.mount.plan import load
     from aisfs.settings import ViewSettings, WriteSettings, use_file
 
     read = use_file(config)
@@ -63,8 +63,8 @@ def check(config: Path | None) -> None:
 
 def _check_plan(profile: str) -> None:
     """Make sure that `aisfs mount @NAME` could begin, as far as that can be known before."""
-    from aisfs.app.plan import plan_mount
     from aisfs.cli.configuring.profiles import expand_profile
+    from aisfs.mount.plan import plan_mount
     from aisfs.settings.values import KNOWN
 
     # A profile may leave the mountpoint to the command line.

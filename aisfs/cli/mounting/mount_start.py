@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from aisfs.app.plan import MountPlan
 from aisfs.cli.configuring.reload import Reload
 from aisfs.cli.exits import Exit, exit_code, fail, warn
 from aisfs.cli.mounting.opening import Opening
 from aisfs.errors import AisfsError
+from aisfs.mount.plan import MountPlan
 from aisfs.redaction import escaped, shown
 from aisfs.system import daemon
 from aisfs.system.logs import RecentWarnings
@@ -73,7 +73,7 @@ def _clear(plan: MountPlan) -> None:
 
 def _serve(plan: MountPlan, reporter: "Reporter", reload: Reload) -> None:
     """Run the mount in the background process; report when it is ready, or why it failed."""
-    from aisfs.app import mount as mounts
+    from aisfs.mount import run as mounts
 
     warnings = RecentWarnings()
     warnings.listener = reporter.warn
@@ -122,7 +122,7 @@ def run_in_foreground(plan: MountPlan, reload: Reload, *, warn_also: bool) -> in
         reload: What SIGHUP does, unless it comes from the terminal.
         warn_also: Print the warnings of the start, since they are logged elsewhere.
     """
-    from aisfs.app import mount as mounts
+    from aisfs.mount import run as mounts
 
     opening, warnings = Opening(str(plan.source)), RecentWarnings()
     start = _Foreground(opening, warnings)

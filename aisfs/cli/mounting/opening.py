@@ -55,7 +55,7 @@ class Opening:
         self.close()
 
     def show(self, state: Mapping[str, Any]) -> None:
-        """Show how far it is; see `aisfs.app.mount.Start`."""
+        """Show how far it is; see `aisfs.mount.run.Start`."""
         self.begun, self._last = True, state
         if time.monotonic() - self._started < AFTER_SECONDS:
             return

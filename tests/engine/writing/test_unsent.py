@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.app.writing.recover import upload_acknowledged
 from aisfs.engine.writing.record import StagedRecord, version_text
 from aisfs.engine.writing.unsent import (
     UnsentFile,
@@ -20,6 +19,7 @@ from aisfs.engine.writing.unsent import (
 )
 from aisfs.errors import Stale, Unavailable
 from aisfs.model import Bucket
+from aisfs.mount.recovery import upload_acknowledged
 from aisfs.stores.memory import MemoryStore
 from tests.support.old_journal import old_frame
 

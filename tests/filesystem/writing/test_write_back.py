@@ -14,7 +14,6 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.app.writing.write_back import upload_rest
 from aisfs.core.names.inodes import ROOT
 from aisfs.engine.writing import journal as segments
 from aisfs.engine.writing.staging import StagingArea
@@ -25,6 +24,7 @@ from aisfs.filesystem.handles import OpenFile
 from aisfs.filesystem.writing.setattr import AttributeChanges, write_layer
 from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket
+from aisfs.mount.recovery import upload_rest
 from aisfs.settings import WriteSettings
 from tests.filesystem.user import BUCKET, OFF, build, new_store
 from tests.support.mounts import eventually

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from aisfs.app.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import log_options, start_logging
+from aisfs.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.errors import ConfigError
 from aisfs.system.daemon import loading
 
@@ -107,7 +107,7 @@ def driver(
     permitted = Permitted(allow_scheme, allow_host, max_io_timeout, token_audience or "")
     monitoring = MonitoringSettings.load({"metrics_addr": metrics_addr})
     with _loading_grpc():
-        from aisfs.app.csi.rpc.services import Options, run
+        from aisfs.csi.services import Options, run
     run(socket, mounter, Options(node_id, max_volumes, permitted, monitoring))
 
 
@@ -124,7 +124,7 @@ def mounter(socket: Path, **log_settings: object) -> int:
 
     start_logging(LogSettings.load(log_settings), foreground=True)
     with loading():
-        from aisfs.app.csi.mounter import run
+        from aisfs.csi.mounter import run
     run(socket)
     return Exit.OK
 
@@ -148,5 +148,5 @@ def controller(socket: Path, **log_settings: object) -> int:
 
     start_logging(LogSettings.load(log_settings), foreground=True)
     with _loading_grpc():
-        from aisfs.app.csi.rpc.services import run_controller
+        from aisfs.csi.services import run_controller
     run_controller(socket)

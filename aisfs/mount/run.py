@@ -14,15 +14,6 @@ from typing import Protocol
 
 import trio
 
-from aisfs.app.dataset import build_dataset
-from aisfs.app.memory import memory_limits
-from aisfs.app.monitoring.about import About
-from aisfs.app.monitoring.description import describe
-from aisfs.app.monitoring.endpoint import MetricsServer, listen, serve_metrics
-from aisfs.app.monitoring.health import Health
-from aisfs.app.plan import MountPlan, check_places
-from aisfs.app.services import CLOCK, Services, open_services
-from aisfs.app.writing.write_back import build_write_layer, upload_rest
 from aisfs.core.names.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.shard_set import OpenProgress
@@ -39,6 +30,12 @@ from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.operations import Operations, PyfuseKernel, serve, serves_descriptors, terminate
 from aisfs.fuse.pusher import PageCacheBudget, Pusher
 from aisfs.fuse.session import FastPathSession
+from aisfs.mount.dataset import build_dataset
+from aisfs.mount.memory import memory_limits
+from aisfs.mount.monitoring import About, Health, MetricsServer, describe, listen, serve_metrics
+from aisfs.mount.plan import MountPlan, check_places
+from aisfs.mount.recovery import build_write_layer, upload_rest
+from aisfs.mount.services import CLOCK, Services, open_services
 from aisfs.settings import TreeSettings, View
 from aisfs.system import daemon
 from aisfs.system.logs import RecentWarnings

@@ -14,12 +14,11 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.wrappers_pb2 import BoolValue
 
-from aisfs.app.csi.failures import Code, VolumeError, code_of
-from aisfs.app.csi.metrics import DriverMetrics
-from aisfs.app.csi.permitted import Permitted
-from aisfs.app.csi.rpc import csi_pb2
-from aisfs.app.csi.rpc.controller import Controller
-from aisfs.app.csi.targets import (
+from aisfs.csi import csi_pb2
+from aisfs.csi.controller import Controller
+from aisfs.csi.metrics import DriverMetrics
+from aisfs.csi.permitted import Permitted
+from aisfs.csi.targets import (
     ANSWER_SECONDS,
     PUBLISHES_AT_ONCE,
     UNPUBLISHES_AT_ONCE,
@@ -27,7 +26,7 @@ from aisfs.app.csi.targets import (
     Targets,
     facts_of,
 )
-from aisfs.app.csi.volumes import parse_volume
+from aisfs.csi.volumes import Code, VolumeError, code_of, parse_volume
 from aisfs.errors import AisfsError
 from aisfs.settings import ClusterSettings, MonitoringSettings
 from aisfs.stores.ais.client import AISClient

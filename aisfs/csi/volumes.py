@@ -12,18 +12,29 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from aisfs.app.csi import identity
-from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, TOKENS, Cloud
-from aisfs.app.csi.permitted import NOTHING_MORE, Permitted
-from aisfs.app.plan import SourcePlan
 from aisfs.core.names.reach import Reach
 from aisfs.core.names.sources import BucketSource, DatasetSource, parse_source
 from aisfs.core.names.urls import split_url
 from aisfs.core.views.spec import LabelSource
-from aisfs.errors import ConfigError
+from aisfs.csi import identity
+from aisfs.csi.identity import CLOUD_TOKEN, POD_TOKEN, TOKENS, Cloud
+from aisfs.csi.permitted import NOTHING_MORE, Permitted
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    ConfigError,
+    DeadlineExceeded,
+    FuseUnavailable,
+    MountError,
+    SourceMissing,
+    Unavailable,
+)
+from aisfs.mount.plan import SourcePlan
 from aisfs.settings import ClusterSettings
 from aisfs.settings.values import flag_of
 
@@ -269,3 +280,45 @@ def _parse_secrets(secrets: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         raise ConfigError(f"secret {unknown[0]}: the keys of the secret are {', '.join(known)}")
     return {name: text.strip() if name == TOKEN else text for name, text in secrets.items()}
+
+
+class Code(IntEnum):
+    """Codes of gRPC, by the numbers that it sends."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+_CODES: list[tuple[type[AisfsError], Code]] = [
+    (ConfigError, Code.INVALID_ARGUMENT),
+    (BucketNotFound, Code.NOT_FOUND),
+    (SourceMissing, Code.NOT_FOUND),
+    (Unavailable, Code.UNAVAILABLE),
+    (DeadlineExceeded, Code.UNAVAILABLE),
+    (AccessDenied, Code.PERMISSION_DENIED),
+    (FuseUnavailable, Code.FAILED_PRECONDITION),
+    (MountError, Code.FAILED_PRECONDITION),
+]
+
+
+def code_of(error: AisfsError) -> Code:
+    """Return the code of an error."""
+    return next((code for cls, code in _CODES if isinstance(error, cls)), Code.INTERNAL)
+
+
+class VolumeError(AisfsError):
+    """A call that failed, with its code."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(" ".join(text.split()))
+        self.code = code

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from aisfs.app.csi.failures import VolumeError
-from aisfs.app.csi.mounter import Mounter, Status
-from aisfs.app.csi.targets import Targets
+from aisfs.csi.mounter import Mounter, Status
+from aisfs.csi.targets import Targets
+from aisfs.csi.volumes import VolumeError
 from aisfs.errors import ConfigError
 from aisfs.fuse import mountpoint
 from aisfs.settings import MonitoringSettings

@@ -16,10 +16,9 @@ import msgspec
 import trio
 
 from aisfs.app.buckets.removal import remove
-from aisfs.app.csi.failures import Code, VolumeError
-from aisfs.app.csi.volumes import TOKEN, parse_settings
 from aisfs.core.names.listing import INDEX_DIRECTORY, check_new_bucket
 from aisfs.core.names.sources import BucketSource, parse_source
+from aisfs.csi.volumes import TOKEN, Code, VolumeError, parse_settings
 from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,

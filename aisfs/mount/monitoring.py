@@ -1,4 +1,4 @@
-"""Serves `/metrics` for Prometheus and `/healthz` for supervisors.
+"""How a mount is watched: `/metrics` for Prometheus, `/healthz` for supervisors, what its daemon says of itself.
 
 A thread for each of a few connections, so that a slow client holds up nobody; a connection is cut
 after some seconds, or when it is the oldest and another one needs its place. What is counted belongs to the
@@ -6,27 +6,74 @@ trio thread, so that brings the counters up to date; the text is made here.
 """
 
 import errno
+import json
 import logging
+import logging.handlers
 import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from ipaddress import ip_address
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import trio
 from prometheus_client import make_wsgi_app
 
-from aisfs.app.monitoring.health import Health
-from aisfs.errors import ConfigError
+from aisfs.engine.dataset.shard_set import OpenProgress
+from aisfs.errors import AisfsError, ConfigError
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.xattrs import ABOUT, HEALTH
+from aisfs.metrics import Metrics, Totals
+from aisfs.mount.plan import MountPlan, is_local
+from aisfs.mount.services import Services
 from aisfs.settings import MonitoringSettings
+from aisfs.stores.ais.transport import VERSION
+from aisfs.stores.registry import direct_store
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import start_service_thread
+
+PATIENCE_SECONDS = 2.0
+"""How long the cluster may take; those who ask usually wait for less than ten seconds."""
+KEPT_SECONDS = 5.0
+"""How long an answer holds: however many ask, the cluster gets a small request in five seconds."""
+
+
+class Health:
+    """What a mount says when it is asked how it is. For the trio thread."""
+
+    def __init__(self, metrics: Metrics, ping: Callable[[], Awaitable[None]] | None) -> None:
+        """Take what asks the cluster for an answer, which is None if the mount needs no cluster."""
+        self.metrics = metrics
+        self.is_ready = False
+        """Whether the mount is up."""
+        self._ping = ping
+        self._problem = ""
+        self._until = float("-inf")
+
+    async def problem(self) -> str:
+        """Return what is wrong, in one line; empty if nothing is."""
+        if not self.is_ready:
+            return "the mount is not ready yet"
+        if self._ping is not None and trio.current_time() >= self._until:
+            self._problem = await self._ask(self._ping)
+            self._until = trio.current_time() + KEPT_SECONDS
+        return self._problem
+
+    async def _ask(self, ping: Callable[[], Awaitable[None]]) -> str:
+        with trio.move_on_after(PATIENCE_SECONDS):
+            try:
+                await ping()
+            except AisfsError as error:
+                return " ".join(str(error).split())
+            return ""
+        return f"the cluster did not answer within {PATIENCE_SECONDS:g} seconds"
+
 
 log = logging.getLogger(__name__)
 
@@ -252,3 +299,110 @@ async def serve_metrics(server: MetricsServer | None, health: Health) -> AsyncIt
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(server.stop)
+
+
+SAMPLE_SECONDS = 5.0
+WINDOWS = {"last_10_seconds": 10.0, "last_minute": 60.0}
+"""Over which rates are told. A mount that is younger tells them since its start."""
+
+
+class _Sample(NamedTuple):
+    time: float
+    totals: Totals
+
+
+class About:
+    """For the trio thread."""
+
+    def __init__(self, metrics: Metrics, health: Health, *, writable: bool) -> None:
+        """Tell of the process that calls this."""
+        self._metrics = metrics
+        self._health = health
+        self._writable = writable
+        self._started = time.monotonic()
+        self._samples: deque[_Sample] = deque()
+
+    @property
+    def reports(self) -> Mapping[bytes, Callable[[], Awaitable[bytes]]]:
+        """The extended attributes of the root that this answers."""
+        return {ABOUT: self._describe, HEALTH: self._check}
+
+    async def sample(self) -> None:
+        """Remember every few seconds what was done until then."""
+        longest = max(WINDOWS.values())
+        while True:
+            now = self._sample()
+            self._samples.append(now)
+            while len(self._samples) > 1 and self._samples[1].time <= now.time - longest:
+                self._samples.popleft()
+            await trio.sleep(SAMPLE_SECONDS)
+
+    async def _describe(self) -> bytes:
+        about = {
+            "pid": os.getpid(),
+            "uptime_seconds": int(time.monotonic() - self._started),
+            "version": VERSION,
+            "writable": self._writable,
+            "log": log_destination(),
+            "rates": {name: self._rates(seconds) for name, seconds in WINDOWS.items()},
+        }
+        return json.dumps(about, ensure_ascii=False).encode()
+
+    async def _check(self) -> bytes:
+        return (await self._health.problem()).encode()
+
+    def _sample(self) -> _Sample:
+        return _Sample(time.monotonic(), self._metrics.totals())
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        """Return how much was done in a second, over the last so many."""
+        now = self._sample()
+        since = next(
+            (s for s in reversed(self._samples) if s.time <= now.time - seconds),
+            self._samples[0] if self._samples else now,
+        )
+        passed = max(now.time - since.time, 1.0)
+        done = zip(Totals._fields, now.totals, since.totals, strict=True)
+        return {name: round((after - before) / passed, 1) for name, after, before in done}
+
+
+def log_destination() -> str:
+    """Return where log lines of this process go, as set up in `aisfs.system.logs`."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            return handler.baseFilename
+        if isinstance(handler, logging.handlers.SysLogHandler):
+            return f"the system's log ({handler.address})"
+    return "stderr or nowhere"
+
+
+def describe(
+    plan: MountPlan, services: Services, filesystem: FileSystem, progress: OpenProgress
+) -> None:
+    """Show in the counters what is mounted, and how full its cache is."""
+    metrics, blocks, staging = services.metrics, services.blocks, services.staging
+    metrics.show_version(VERSION)
+    apart = is_local(plan.source) or direct_store(plan.source)
+    endpoint = "" if apart else plan.cluster.shown_endpoint
+    directory = "" if blocks is None else str(plan.cache.cache_dir)
+    names = (str(plan.source), endpoint, directory)
+    metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)
+
+    def update() -> None:
+        metrics.inodes.set(len(filesystem.inodes))
+        metrics.shards_to_open.set(progress.shards or 0)
+        metrics.shards_opened.set(progress.opened)
+        metrics.opened_files.set(progress.files)
+        if staging is not None:
+            metrics.staging_limit.set(staging.limit)
+            metrics.staging_used.set(staging.used)
+        if blocks is not None:
+            counts = blocks.counts()
+            metrics.cache_limit.set(blocks.limit)
+            metrics.cache_used.set(counts.used)
+            metrics.cache_hits.set(counts.hits)
+            metrics.cache_misses.set(counts.misses)
+            metrics.cache_evictions.set(counts.evictions)
+            metrics.cache_rejected.set(counts.rejected)
+
+    metrics.before_text.append(update)

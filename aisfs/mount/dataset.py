@@ -8,8 +8,6 @@ from functools import partial
 
 import trio
 
-from aisfs.app.plan import MountPlan
-from aisfs.app.services import Services
 from aisfs.core.names.sources import DatasetSource
 from aisfs.core.views.shuffled_tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
@@ -27,6 +25,8 @@ from aisfs.engine.dataset.shard_set import (
 )
 from aisfs.errors import SourceMissing
 from aisfs.filesystem.trees import DatasetTree, MergedTree, Names, SyntheticTree
+from aisfs.mount.plan import MountPlan
+from aisfs.mount.services import Services
 from aisfs.settings import View
 
 log = logging.getLogger(__name__)

@@ -235,7 +235,7 @@ def existing(settings: Mapping[str, object], *, before_fork: bool = False) -> Ca
     def ask(text: str) -> bool:
         if "://" not in text:
             return os.path.isdir(text) if text.endswith("/") else os.path.lexists(text)
-        from aisfs.app.source import has_name  # most arguments need no connection yet
+        from aisfs.mount.source import has_name  # most arguments need no connection yet
 
         found: list[bool] = []
 

@@ -9,9 +9,6 @@ from functools import partial
 
 import trio
 
-from aisfs.app.memory import memory_limits
-from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
-from aisfs.app.source import OpenSource, open_source
 from aisfs.cache.block_cache import LEAST, BlockCache
 from aisfs.cache.directory import CacheDirectory
 from aisfs.cache.files import IndexCache, ListingCache
@@ -40,6 +37,9 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
+from aisfs.mount.memory import memory_limits
+from aisfs.mount.plan import MountPlan, SourcePlan, is_local, origin_of
+from aisfs.mount.source import OpenSource, open_source
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.stores.port import WritableStore
 from aisfs.stores.registry import direct_store, named_files

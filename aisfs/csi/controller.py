@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from aisfs.app.csi.failures import Code, VolumeError
-from aisfs.app.csi.provisioning import Provisioner
-from aisfs.app.csi.rpc import csi_pb2
+from aisfs.csi import csi_pb2
+from aisfs.csi.provisioning import Provisioner
+from aisfs.csi.volumes import Code, VolumeError
 
 _MODES = csi_pb2.VolumeCapability.AccessMode
 

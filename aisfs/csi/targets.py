@@ -21,9 +21,8 @@ from enum import Enum
 from errno import ECONNABORTED, ENOTCONN, EXDEV
 from pathlib import Path
 
-from aisfs.app.csi.failures import Code, VolumeError
-from aisfs.app.csi.mounter import OUT_OF_MEMORY_WORDS, Mounter
-from aisfs.app.csi.volumes import Volume
+from aisfs.csi.mounter import OUT_OF_MEMORY_WORDS, Mounter
+from aisfs.csi.volumes import Code, Volume, VolumeError
 from aisfs.errors import MountError
 from aisfs.fuse import mountpoint
 from aisfs.fuse.mountpoint import MNT_DETACH, MNT_FORCE, mount_as_root, umount2

@@ -25,12 +25,20 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 import trio
 
-from aisfs.app import mount as mounts
-from aisfs.app.csi.failures import Code, VolumeError, code_of
-from aisfs.app.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
-from aisfs.app.csi.volumes import TOKEN, Secrets, Volume, check_endpoint, check_plan
-from aisfs.app.plan import plan_mount
+from aisfs.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
+from aisfs.csi.volumes import (
+    TOKEN,
+    Code,
+    Secrets,
+    Volume,
+    VolumeError,
+    check_endpoint,
+    check_plan,
+    code_of,
+)
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
+from aisfs.mount import run as mounts
+from aisfs.mount.plan import plan_mount
 from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, fields
 from aisfs.settings.values import existing_directory
 from aisfs.stores.ais.client import AISClient

@@ -29,7 +29,7 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61isfs/app/c
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aisfs.app.csi.rpc.csi_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aisfs.csi.csi_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODEPUBLISHVOLUMEREQUEST_SECRETSENTRY']._loaded_options = None

@@ -1,1 +1,0 @@
-"""The counters and the health of a mount over HTTP. `endpoint` is the entrance."""
