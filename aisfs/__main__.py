@@ -6,7 +6,7 @@ from aisfs.system.daemon import loading
 def main() -> None:
     """Load the command line and run it; ends the process."""
     with loading():
-        from aisfs.cli.main import main as run
+        from aisfs.commands.main import main as run
     run()
 
 

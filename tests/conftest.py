@@ -53,7 +53,7 @@ LONG = (
     "tests/mount/test_outages.py",
     "tests/mount/test_archive_forms.py",
     "tests/demo/",
-    "tests/pack/test_commands.py",
+    "tests/commands/test_pack.py",
     "tests/core/index/test_published.py",
     "tests/csi/test_tenants.py",
     "tests/filesystem/test_reference.py",

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from aisfs.cli.exits import Exit
-from aisfs.cli.guide.documented import Documented
-from aisfs.cli.options import log_options, start_logging
+from aisfs.commands.guide import Documented
+from aisfs.commands.options import Exit, log_options, start_logging
 from aisfs.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.errors import ConfigError
 from aisfs.system.daemon import loading

@@ -15,7 +15,6 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from aisfs.app.buckets.removal import remove
 from aisfs.core.names.listing import INDEX_DIRECTORY, check_new_bucket
 from aisfs.core.names.sources import BucketSource, parse_source
 from aisfs.csi.volumes import TOKEN, Code, VolumeError, parse_settings
@@ -34,6 +33,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline, Retrier
 from aisfs.stores.port import BytesContent
+from aisfs.work.buckets import remove
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from aisfs.cli.main import cli
+from aisfs.commands.main import cli
 from aisfs.csi.provisioning import planned
 from aisfs.csi.services import DRIVER
 from aisfs.csi.volumes import parse_volume

@@ -12,11 +12,10 @@ from pathlib import Path
 import click
 
 from aisfs import __version__
-from aisfs.cli.exits import Exit
-from aisfs.cli.guide.completion import SHELLS, script
-from aisfs.cli.guide.examples import EXAMPLES
-from aisfs.cli.guide.groups import Group, grouped
-from aisfs.cli.main import cli
+from aisfs.commands.groups import Group, grouped
+from aisfs.commands.guide import EXAMPLES, SHELLS, script
+from aisfs.commands.main import cli
+from aisfs.commands.options import Exit
 from tests.docs.documents import CONFIGURATION, ROOT, rows, section
 from tests.docs.tables import member_docstrings
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from aisfs.cli.exits import EXITS, Exit
+from aisfs.commands.options import EXITS, Exit
 from aisfs.filesystem.errnos import ERRNOS
 from tests.docs.documents import SEMANTICS
 

@@ -9,8 +9,8 @@ import click
 import pytest
 from pydantic import ByteSize, SecretStr
 
-from aisfs.cli.main import cli
-from aisfs.cli.mounting.mount_args import _IGNORED, _KERNEL
+from aisfs.commands.main import cli
+from aisfs.commands.mount import _IGNORED, _KERNEL
 from aisfs.errors import ConfigError
 from aisfs.settings import (
     CacheSettings,

@@ -5,9 +5,8 @@ import shlex
 import click
 import pytest
 
-from aisfs.cli.guide.documented import Documented
-from aisfs.cli.guide.examples import EXAMPLES
-from aisfs.cli.main import cli
+from aisfs.commands.guide import EXAMPLES, Documented
+from aisfs.commands.main import cli
 from tests.docs.test_configuration import COMMANDS
 
 MAIN = (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.docs.documents import SEMANTICS, rows, section
 from tests.docs.pets import BUCKET, MOUNTED_ON, OVERWRITTEN, fill_bucket
 from tests.support.mounts import Mount, aisfs, eventually, mounted, run

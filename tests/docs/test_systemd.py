@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from aisfs.cli.main import cli
+from aisfs.commands.main import cli
 from aisfs.system import daemon
 from tests.docs.documents import ROOT
 

@@ -260,7 +260,7 @@ def test_a_disk_without_inodes_is_bypassed(
                 mountpoint,
                 endpoint=server.endpoint,
                 options=options(disk / "cache"),
-                expected_log=[BYPASSED, INDEXES, "ERROR aisfs.cli.mount"],
+                expected_log=[BYPASSED, INDEXES, "ERROR aisfs.commands.mount"],
             )
         )
         read(mount.path, shards.files, shuffled(shards.members, 0))
@@ -347,7 +347,7 @@ def test_a_cache_directory_that_cannot_be_used(
             pytest.raises(MountFailedError) as caught,
             mounted(
                 "ais://shards", mountpoint, endpoint=server.endpoint, options=options(directory),
-                expected_log=["ERROR aisfs.cli.mount"],
+                expected_log=["ERROR aisfs.commands.mount"],
             ),
         ):  # fmt: skip
             pass

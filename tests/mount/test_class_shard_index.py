@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.datasets import sample, tree, write_shard
 from tests.support.mounts import Mount, aisfs, mounted
 from tests.support.servers import RunningServer, running_server

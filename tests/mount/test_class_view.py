@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import delete, put
 from tests.mount.datasets import encode, sample, tree, write_shard
 from tests.support.mounts import Mount, aisfs, mounted

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import ImageFolder
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import payload
 from tests.mount.datasets import encode, sample, tree
 from tests.mount.test_class_view import jpeg

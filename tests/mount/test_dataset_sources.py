@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import put
 from tests.mount.datasets import encode, sample, tree
 from tests.support.mounts import COMMAND, MountFailedError, aisfs, environment, mounted, run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.support.clouds import S3, moto, s3_environment
 from tests.support.mounts import aisfs, mounted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from aisfs.cli.main import cli
+from aisfs.commands.main import cli
 from tests.support.mounts import aisfs, environment, run
 from tests.support.servers import running_server
 
@@ -189,7 +189,7 @@ def test_completion_imports_nothing_slow(line: str, slow: set[str]):
     )
     done = run(sys.executable, "-X", "importtime", "-m", "aisfs", env=env)
     imported = {row.rpartition("|")[2].strip() for row in done.stderr.decode().splitlines()}
-    assert {"aisfs.cli.main", "click"} <= imported
+    assert {"aisfs.commands.main", "click"} <= imported
     assert not imported & slow
 
 

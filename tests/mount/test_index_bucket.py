@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import fill, put
 from tests.mount.datasets import encode, sample, tree
 from tests.support.mounts import aisfs, mounted

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from aisfs.core.names.listing import published_key
 from tests.mount.content import fill, put
 from tests.mount.datasets import encode, sample, tree

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.datasets import sample, tree, write_shard
 from tests.support.clouds import s3_environment
 from tests.support.hub import running_hub

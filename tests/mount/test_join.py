@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import put
 from tests.mount.datasets import encode, tree, write_shard
 from tests.support.mounts import Mount, aisfs, check_refused, mounted, python

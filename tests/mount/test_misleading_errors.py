@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import fill
 from tests.mount.datasets import encode, sample
 from tests.support.mounts import COMMAND, aisfs, environment, is_mountpoint, mounted, run

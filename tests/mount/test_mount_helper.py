@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.mounting.mount_args import sort_options
+from aisfs.commands.mount import sort_options
 from aisfs.errors import ConfigError
 from tests.support.mounts import run, succeed
 from tests.support.servers import RunningServer, running_server

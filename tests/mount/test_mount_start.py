@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import put
 from tests.mount.datasets import encode, sample, tree, write_shard
 from tests.support.mounts import (

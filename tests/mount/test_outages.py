@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.cache_tools import big_directory
 from tests.mount.content import fill, payload
 from tests.mount.faulty_stores import STORES, FaultyStore, Rule, faulty_store

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.datasets import sample, tree, write_shard
 from tests.support.clouds import moto
 from tests.support.http_proxy import HttpProxy, http_proxy

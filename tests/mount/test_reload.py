@@ -71,7 +71,7 @@ def test_sighup_reloads_log_and_times_to_live(
     os.kill(pid, signal.SIGHUP)
     assert eventually(lambda: other.exists() and "read-ahead-max" in other.read_text())
     said = other.read_text()
-    assert "INFO aisfs.cli.configuring.reload: the configuration was reloaded" in said
+    assert "INFO aisfs.commands.mount_start: the configuration was reloaded" in said
     where = re.escape(f"{tmp_path / 'config.toml'}, line 10")
     assert re.search(rf"WARNING .* {where}: read-ahead-max cannot change until", said)
     assert "max-connections" not in said, "what was typed wins"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from aisfs import __version__
-from aisfs.app.watching.asking import Asker
-from aisfs.app.watching.mounts import ABOUT
+from aisfs.work.mounts import ABOUT, Asker
 from tests.mount.content import fill
 from tests.mount.test_mount_errors import MOUNTPOINT, one_line
 from tests.mount.writable import writable

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import delete, fill, payload, put, sha256
 from tests.support.mounts import Mount, check_refused, mounted, python, succeed
 from tests.support.servers import RunningServer, running_server

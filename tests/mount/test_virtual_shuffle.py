@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.content import fill, payload, put, sha256
 from tests.mount.datasets import encode, sample
 from tests.support.archives import make_tar

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
 from tests.mount.datasets import sample, tree, write_shard

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.app.watching.status import read_counters, summary
-from aisfs.cli.exits import Exit
+from aisfs.commands.options import Exit
 from aisfs.engine.writing.unsent import sole_uploader
+from aisfs.work.mounts import read_counters, summary
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, environment, eventually, start_aisfs
 from tests.support.servers import RunningServer, running_server

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.app.watching.status import read_counters, summary
+from aisfs.work.mounts import read_counters, summary
 from tests.mount.test_write_back import WAITING, flush, kill, recover, shown, stored
 from tests.mount.writable import writable
 from tests.support.failing_disk import failing_disk

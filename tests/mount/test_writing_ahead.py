@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aisfs.cli.watching.status import table
+from aisfs.commands.status import table
 from tests.mount.content import payload
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.app.watching.status import read_counters
+from aisfs.work.mounts import read_counters
 from tests.mount.writable import writable
 from tests.support.mounts import eventually
 

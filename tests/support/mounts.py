@@ -95,9 +95,9 @@ _preloader = Preloader(
     "aisfs",
     (
         "tests.support.checked_locks",
-        "aisfs.cli.main",
-        "aisfs.cli.mount",
-        "aisfs.cli.mounting.mount_start",
+        "aisfs.commands.main",
+        "aisfs.commands.mount",
+        "aisfs.commands.mount_start",
         "aisfs.mount.run",
     ),
     env=environment(),

@@ -181,7 +181,7 @@ def test_a_missing_extra_is_named(extra):
     module, source = EXTRAS[extra]
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
-        "from aisfs.cli.main import main\n"
+        "from aisfs.commands.main import main\n"
         f"sys.argv = ['aisfs', 'ls', {source!r}]; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,1 +1,0 @@
-"""`aisfs warm`: fills the disk cache ahead of training, through a mount or without one."""

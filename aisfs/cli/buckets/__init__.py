@@ -1,1 +1,0 @@
-"""Commands about buckets that need no mount."""

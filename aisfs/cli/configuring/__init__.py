@@ -1,1 +1,0 @@
-"""The configuration files on the command line: profiles of mounts, and `aisfs config`."""

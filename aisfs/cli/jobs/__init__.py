@@ -1,1 +1,0 @@
-"""Commands about jobs that the cluster runs."""

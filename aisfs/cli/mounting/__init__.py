@@ -1,1 +1,0 @@
-"""What `aisfs mount` is made of: its `-o` options and its start."""

@@ -1,1 +1,0 @@
-"""Commands that look at the state of mounts and of the machine they are on."""

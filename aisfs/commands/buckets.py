@@ -1,0 +1,255 @@
+"""`aisfs ls`, `aisfs mb`, `aisfs rm`: buckets and objects without a mount."""
+
+import json
+import os
+import sys
+from collections import Counter
+from contextlib import aclosing
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aisfs.commands.guide import Documented, complete_source
+from aisfs.commands.options import (
+    Exit,
+    endpoint_option,
+    exit_code,
+    fail,
+    files_from_option,
+    index_bucket_option,
+    io_timeout_option,
+    jobs_option,
+    proxy_option,
+    run,
+    store_options,
+    warn,
+    without_unset,
+)
+from aisfs.errors import AisfsError
+from aisfs.redaction import escaped
+from aisfs.system import logs
+
+if TYPE_CHECKING:
+    from aisfs.work.buckets import Entry
+
+
+BROKEN_PIPE = 141
+"""What a shell reports of a program that SIGPIPE ended, such as one before `| head`."""
+_NS = 1_000_000_000
+_SHORT = {"directory": "dir"}
+
+
+@click.command(cls=Documented)
+@click.argument("sources", metavar="[SOURCE…]", nargs=-1, shell_complete=complete_source)
+@click.option("-l", "--long", is_flag=True, help="Show size, time and kind of each entry.")
+@click.option("-R", "--recursive", is_flag=True, help="List the objects at any depth.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@files_from_option
+@store_options
+@io_timeout_option
+def ls(
+    sources: tuple[str, ...],
+    long: bool,
+    recursive: bool,
+    as_json: bool,
+    files_from: str | None,
+    **settings: object,
+) -> int:
+    """List buckets, or what is in SOURCE, without mounting it.
+
+    Without SOURCE, these are all buckets. SOURCE is a bucket, a directory of one, an object or a local
+    directory; braces, globs and lists of shards stand for the keys they match. ais:// stands for the
+    buckets of that provider.
+    """
+    logs.configure("error", None, foreground=True)
+    printer: _Printer = _Json() if as_json else _Text(long=long, headings=len(sources) > 1)
+    try:
+        return _list_all(sources, files_from, settings, printer, recursive=recursive)
+    except BrokenPipeError:
+        # Python would complain when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _list_all(
+    sources: tuple[str, ...],
+    files_from: str | None,
+    settings: dict[str, object],
+    printer: "_Printer",
+    *,
+    recursive: bool,
+) -> int:
+    from aisfs.work.buckets import find_listed, find_place, list_place
+
+    refused: Counter[str] = Counter()
+    count = 0
+
+    async def work(source: str | None) -> None:
+        nonlocal count
+        place = (
+            find_place(source, settings) if files_from is None else find_listed(sources, files_from)
+        )
+        found = list_place(place, settings, refused, recursive=recursive)
+        async with aclosing(found):
+            async for batch in found:
+                count += len(batch)
+                printer.show(batch)
+
+    code: int = Exit.OK
+    for source in (files_from,) if files_from is not None else sources or (None,):
+        printer.begin(source)
+        try:
+            run(partial(work, source))
+        except AisfsError as error:
+            failed = fail(str(error), exit_code(error))
+            code = code or failed
+    printer.end()
+    if not sources and files_from is None and not count and code == Exit.OK:
+        click.echo(warn("note", "no buckets: `aisfs mb ais://NAME` makes one"), err=True)
+    for reason, names in sorted(refused.items()):
+        click.echo(
+            warn("warning", f"{names} names are not listed, as in a mount: {reason}"), err=True
+        )
+    return code
+
+
+class _Printer:
+    """Prints entries as they come."""
+
+    def begin(self, source: str | None) -> None:
+        """Begin with the entries of a SOURCE."""
+
+    def show(self, batch: "list[Entry]") -> None:
+        """Print some of them."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Print what follows the last entry."""
+
+
+class _Text(_Printer):
+    """One line for each entry."""
+
+    def __init__(self, *, long: bool, headings: bool) -> None:
+        self._long = long
+        self._headings = headings
+        self._is_terminal = sys.stdout.isatty()
+        self._source: str | None = None
+        self._heading = ""
+        self._some = False
+
+    def begin(self, source: str | None) -> None:
+        self._source = source
+        self._heading = f"{source}:" if self._headings else ""
+
+    def show(self, batch: "list[Entry]") -> None:
+        lines = []
+        if self._heading and any(each.path not in (each.url, self._source) for each in batch):
+            lines += [""] * self._some + [self._safe(self._heading)]
+            self._heading = ""
+        self._some = True
+        lines += [self._line(each) for each in batch]
+        sys.stdout.buffer.write(b"".join(os.fsencode(line) + b"\n" for line in lines))
+        sys.stdout.buffer.flush()
+
+    def _line(self, entry: "Entry") -> str:
+        name = self._safe(entry.path)
+        if not self._long:
+            return name
+        info, kind = entry.info, entry.kind.value
+        size = "-" if info is None else str(info.size)
+        time = "-" if info is None or not info.mtime_ns else _local(info.mtime_ns)
+        return f"{size:>14}  {time:<19}  {_SHORT.get(kind, kind):<6}  {name}"
+
+    def _safe(self, text: str) -> str:
+        """Return text that does not control the terminal, if there is one."""
+        return escaped(text) if self._is_terminal else text
+
+
+class _Json(_Printer):
+    """An array with one entry a line, so that it can be read as it comes."""
+
+    def __init__(self) -> None:
+        self._before = "["
+
+    def show(self, batch: "list[Entry]") -> None:
+        parts = []
+        for each in batch:
+            parts += [self._before, "\n", json.dumps(_as_json(each))]
+            self._before = ","
+        sys.stdout.write("".join(parts))
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        sys.stdout.write("[]\n" if self._before == "[" else "\n]\n")
+        sys.stdout.flush()
+
+
+def _as_json(entry: "Entry") -> dict[str, Any]:
+    told: dict[str, Any] = {"name": entry.url, "kind": entry.kind.value}
+    if entry.info is not None:
+        told["size"] = entry.info.size
+        told["mtime"] = _utc(entry.info.mtime_ns) if entry.info.mtime_ns else None
+        told["version"] = entry.info.version or None
+        told["checksum"] = entry.info.checksum or None
+    return told
+
+
+def _local(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // _NS).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _utc(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@click.command(cls=Documented)
+@click.argument("buckets", metavar="BUCKET...", nargs=-1, required=True)
+@click.option("-p", "--exist-ok", is_flag=True, help="Accept buckets that exist already.")
+@endpoint_option
+@proxy_option
+@io_timeout_option
+def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
+    """Make empty buckets.
+
+    BUCKET is ais://NAME. It gets the properties that the cluster gives to new buckets.
+    """
+    from aisfs.work.buckets import make_buckets
+
+    logs.configure("error", None, foreground=True)
+    for made in run(partial(make_buckets, buckets, settings, may_exist=exist_ok)):
+        click.echo(f"created {made}")
+    return Exit.OK
+
+
+@click.command(cls=Documented)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.option("-r", "--recursive", is_flag=True, help="Remove all that is in directories, too.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
+@index_bucket_option
+@jobs_option("Objects removed at once.")
+@store_options
+@io_timeout_option
+def rm(
+    sources: tuple[str, ...], recursive: bool, dry_run: bool, jobs: int, **settings: object
+) -> int:
+    """Remove objects, and the published indexes of shards among them.
+
+    SOURCE is as for `aisfs ls`: objects by name, braces and globs; with --recursive also directories and buckets,
+    which are emptied but stay. Nothing is removed before all of it was found.
+    """
+    from aisfs.work.buckets import remove
+
+    logs.configure("error", None, foreground=True)
+    given = without_unset(settings)
+    done = run(partial(remove, sources, given, recursive=recursive, jobs=jobs, dry_run=dry_run))
+    if dry_run:
+        for key in done.keys:
+            click.echo(escaped(key))
+    else:
+        click.echo(f"removed {len(done.keys)} objects, {done.size} bytes")
+    for reason, count in sorted(done.refused.items()):
+        click.echo(warn("warning", f"{count} names stay: {reason}"), err=True)
+    return Exit.FAILURE if done.refused else Exit.OK

@@ -1,0 +1,289 @@
+"""`aisfs index`: published indexes of shards."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from aisfs.commands.guide import Documented, complete_source
+from aisfs.commands.options import (
+    Exit,
+    cache_dir_option,
+    cache_size_option,
+    encoding_option,
+    exit_code,
+    flag,
+    index_bucket_option,
+    io_timeout_option,
+    jobs_option,
+    run,
+    setting,
+    source_options,
+    store_options,
+    without_unset,
+)
+from aisfs.redaction import escaped
+from aisfs.system import logs
+from aisfs.work.progress import transfer_columns
+
+if TYPE_CHECKING:
+    from aisfs.work.publishing import Report
+
+
+_SERVER_OPTIONS = ("endpoint", "files_from", "include", "exclude")
+_MOVE_OPTIONS = ("index_bucket", "io_timeout", *_SERVER_OPTIONS)
+_MOST_LINES = 20
+"""Lines about single shards, unless --check asks for all of them."""
+
+
+@click.command("index", cls=Documented)
+@click.argument("sources", nargs=-1, metavar="SOURCE...", shell_complete=complete_source)
+@click.option(
+    "--publish",
+    is_flag=True,
+    help="Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
+    " elsewhere beside the shard.",
+)
+@setting(
+    "--publish-to DIR",
+    "Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
+    " Hugging Face.",
+)
+@click.option(
+    "--move",
+    is_flag=True,
+    help="Move the indexes that lie beside shards on AIStore into the bucket of indexes.",
+)
+@click.option(
+    "--check", is_flag=True, help="Print the shards without a current index; change nothing."
+)
+@click.option(
+    "--server",
+    is_flag=True,
+    help="Have AIStore build its own indexes, on all targets at once; with --check, only check them.",
+)
+@click.option(
+    "--write-idx",
+    metavar="FORMAT[=PATH]",
+    multiple=True,
+    help="Also write what other programs read, beside the shards or to PATH: wids (a list of shards"
+    " with their samples) or dali (an index of each shard); repeatable.",
+)
+@setting(
+    "--label FROM",
+    "Publish these labels with the members: cls [default, where shards have it], txt or another"
+    " extension, json:PATH; repeatable.",
+    multiple=True,
+)
+@click.option("--force", is_flag=True, help="Also build and publish what is current.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@jobs_option("Shards indexed at once.")
+@source_options
+@store_options
+@index_bucket_option
+@flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
+@flag("--recursive", "Also look into tars inside shards.")
+@encoding_option
+@flag("--magic", "Recognize archives by content, not by name.")
+@cache_dir_option
+@cache_size_option
+@io_timeout_option
+def index(
+    sources: tuple[str, ...],
+    publish: bool,
+    publish_to: Path | None,
+    move: bool,
+    check: bool,
+    server: bool,
+    write_idx: tuple[str, ...],
+    label: tuple[str, ...] | None,
+    force: bool,
+    dry_run: bool,
+    jobs: int,
+    **settings: object,
+) -> int:
+    """Publish the indexes of shards, so that no mount has to scan the shards.
+
+    On AIStore they go into a bucket of their own. Elsewhere they lie beside the shards, in .aisfs-index/NAME.idx:
+    mounts do not list them, but other programs that read the whole bucket or directory do, and may take them for
+    data. Leave them out there, as in rclone's --exclude '.aisfs-index/**'.
+
+    SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
+    shards by braces and globs, or a list of them. Shards with a current index are skipped, so after
+    an error just run it again. The exit code is 1 if something was left out or, with --check, is not
+    current, and 9 if a shard is damaged.
+    """
+    from aisfs.work import publishing
+    from aisfs.work.publishing import plan_index
+
+    logs.configure("error", None, foreground=True)
+    given = without_unset(settings)
+    others = bool(publish or publish_to or write_idx or label or force)
+    if server:
+        _take_only("--server", "--check", _SERVER_OPTIONS, others or move or dry_run, given)
+        return _index_on_server(sources, given, jobs, check=check)
+    if move:
+        _take_only("--move", "--dry-run", _MOVE_OPTIONS, others or check, given)
+        return _move(sources, given, jobs, dry_run=dry_run)
+    plan = plan_index(
+        sources,
+        publish=publish,
+        publish_to=publish_to,
+        check=check,
+        force=force,
+        dry_run=dry_run,
+        labels=label or (),
+        write_idx=write_idx,
+        settings=given,
+    )
+    with _Bar(Console(stderr=True)) as bar:
+
+        async def work() -> "Report":
+            return await publishing.index_shards(plan, jobs=jobs, progress=bar)
+
+        report = run(work)
+    for name, reason in sorted(report.wanting.items()):
+        if check or (dry_run and plan.publish):
+            click.echo(_line(f"{name}: {reason}"))
+    for place in report.written:
+        if dry_run:
+            click.echo(_line(f"would write {place}"))
+    _complain(report)
+    click.echo(_summary(report, check=check, dry_run=dry_run, publish=plan.publish))
+    if report.beside:
+        click.echo(
+            f"aisfs: {report.beside} indexes lie beside their shards, where other programs take them for data:"
+            " aisfs index --move SOURCE",
+            err=True,
+        )
+    return _exit(report, check=check)
+
+
+def _take_only(
+    option: str, also: str, settings: tuple[str, ...], others: bool, given: dict[str, object]
+) -> None:
+    """Refuse options that mean nothing along with `option`."""
+    if others or given.keys() - set(settings):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in settings[:-1])
+        last = settings[-1].replace("_", "-")
+        raise click.UsageError(f"{option} takes only {also}, --jobs, {names} and --{last}")
+
+
+def _index_on_server(
+    sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, check: bool
+) -> int:
+    """Have the cluster build its own indexes, and tell which shards have one then."""
+    from aisfs.work.jobs import build_shard_indexes
+
+    endpoint = settings.pop("endpoint", None)
+    coverage = run(
+        partial(
+            build_shard_indexes,
+            sources,
+            settings,
+            str(endpoint) if endpoint is not None else None,
+            Console(stderr=True),
+            jobs=jobs,
+            build=not check,
+        )
+    )
+    lines = [f"{name}: missing" for name in coverage.without]
+    lines += [f"{name}: of an earlier version" for name in coverage.stale]
+    lines += [f"{name}: never used, since the shard has no checksum" for name in coverage.unbound]
+    most = len(lines) if check else _MOST_LINES
+    for line in sorted(lines)[:most]:
+        click.echo(_line(line))
+    if len(lines) > most:
+        click.echo(f"{len(lines) - most} more: --server --check prints all")
+    for error in coverage.errors:
+        click.echo(f"aisfs: {escaped(error)}", err=True)
+    done = f"{coverage.current} of AIStore's indexes are current"
+    click.echo(f"{coverage.shards} shards: {done}, {len(lines)} are not")
+    if coverage.interrupted:
+        raise click.Abort
+    return Exit.OK if coverage.complete else Exit.FAILURE
+
+
+def _move(
+    sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, dry_run: bool
+) -> int:
+    """Move the indexes that lie beside shards, and tell what became of them."""
+    from aisfs.work.moving_indexes import move_indexes
+
+    moved = run(partial(move_indexes, sources, settings, jobs=jobs, dry_run=dry_run))
+    if dry_run:
+        for name in sorted(moved.moved):
+            click.echo(_line(f"would move {name}"))
+    for name, reason in sorted(moved.left.items()):
+        click.echo(f"aisfs: {_line(f'{name}: left there: {reason}')}", err=True)
+    done = "would be moved" if dry_run else "moved"
+    there = f", of which it had {moved.dropped}" if moved.dropped else ""
+    click.echo(f"{len(moved.moved)} indexes {done} to {moved.bucket}{there}")
+    return Exit.FAILURE if moved.left else Exit.OK
+
+
+def _line(text: str) -> str:
+    """Return what names keys, which others chose, as one line for any terminal."""
+    return escaped(text)
+
+
+class _Bar(Progress):
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            *transfer_columns(),
+            TimeRemainingColumn(),
+        )
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._shards = self._done = 0
+        self._task = self.add_task("", total=None, count="")
+
+    def found(self, shards: int, size: int) -> None:
+        self._shards = shards
+        self.update(self._task, total=size, count=f"0/{shards} shards")
+
+    def done(self, size: int) -> None:
+        self._done += 1
+        count = f"{self._done}/{self._shards} shards"
+        self.update(self._task, advance=size, count=count)
+
+
+def _complain(report: "Report") -> None:
+    """Print on stderr what was not done, and why."""
+    lines = [f"{what}: missing" for what in report.missing]
+    for name, reasons in sorted(report.left_out.items()):
+        lines += [f"{name}: left out: {reason}" for reason in reasons]
+    for name, reasons in sorted(report.damage.items()):
+        lines += [f"{name}: damaged: {reason}" for reason in reasons]
+    lines += [str(error) for _, error in sorted(report.failures.items())]
+    for line in lines:
+        click.echo(f"aisfs: {escaped(line)}", err=True)
+
+
+def _summary(report: "Report", *, check: bool, dry_run: bool, publish: bool) -> str:
+    wanting, found = len(report.wanting), f"{report.shards} shards"
+    if check:
+        return f"{found}: {report.current} indexes are current, {wanting} are not"
+    if dry_run:
+        done = [f"{wanting} indexes would be published"] if publish else []
+    else:
+        done = [f"{report.published} indexes published"] if publish else []
+    if publish:
+        done.append(f"{report.current} were current")
+    if report.written and not dry_run:
+        done.append(f"{len(report.written)} files written for other programs")
+    return f"{found}: {', '.join(done)}" if done else found
+
+
+def _exit(report: "Report", *, check: bool) -> Exit:
+    if report.failures:
+        return exit_code(report.failures[min(report.failures)])
+    if report.left_out or (check and report.wanting):
+        return Exit.FAILURE
+    return Exit.DAMAGED if report.damage else Exit.OK

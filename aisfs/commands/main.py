@@ -1,0 +1,224 @@
+"""The command line: arguments in, an exit code out, and one line for each error."""
+
+import pkgutil
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from aisfs import __version__
+from aisfs.commands.guide import Documented
+from aisfs.commands.options import (
+    Exit,
+    complete_directory,
+    exit_code,
+    fail,
+    log_options,
+    start_logging,
+    warn,
+)
+from aisfs.errors import AisfsError
+
+_HELPERS = ("mount.aisfs", "mount.fuse.aisfs")
+"""What mount(8) calls the helper for the types aisfs and fuse.aisfs."""
+
+
+def main() -> None:
+    """Run the command line, or the helper of mount(8) if it was called by that name, and exit."""
+    called = Path(sys.argv[0]).name
+    if called in _HELPERS:
+        from aisfs.commands.mount import mount_helper, mount_status
+
+        sys.exit(mount_status(run_command(mount_helper, called)))
+    sys.exit(run_command(cli, "aisfs"))
+
+
+def run_command(command: click.Command, name: str) -> int:
+    """Run a command with the arguments of the process; return the exit code."""
+    try:
+        code = command.main(prog_name=name, standalone_mode=False) or Exit.OK
+    except click.Abort:
+        code = 130  # what a shell reports after Ctrl-C
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = Exit.USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "aisfs"
+        code = fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)
+    except AisfsError as error:
+        code = fail(str(error), exit_code(error))
+    except OSError as error:  # a directory that may not be entered, for example
+        code = fail(f"{error.filename or 'the system'}: {error.strerror}", Exit.FAILURE)
+    return int(code)
+
+
+class _Command(NamedTuple):
+    """A command: what it does, in a line, and the module and name of its definition."""
+
+    summary: str
+    place: str
+
+
+COMMANDS = {
+    "Look": {
+        "ls": _Command("List buckets, directories and objects.", "commands.buckets:ls"),
+        "inspect": _Command("Show what shards contain.", "commands.inspect_shards:inspect"),
+        "status": _Command("List the mounts, or show one of them.", "commands.status:status"),
+        "top": _Command("Watch the rates of mounts.", "commands.status:top"),
+    },
+    "Mount": {
+        "mount": _Command("Mount buckets, shards or directories.", "commands.mount:mount"),
+        "umount": _Command("Unmount.", "commands.main:umount"),
+        "refresh": _Command("Show what is in the cluster now.", "commands.status:refresh"),
+        "flush": _Command("Wait until what was written is uploaded.", "commands.status:flush"),
+        "warm": _Command("Fill the disk cache before training.", "commands.cache:warm_up"),
+    },
+    "Shards": {
+        "pack": _Command("Pack files into shards.", "commands.pack:pack"),
+        "unpack": _Command("Write the members of shards as files.", "commands.pack:unpack"),
+        "index": _Command("Publish indexes of shards, or check them.", "commands.index:index"),
+        "sort": _Command("Have the cluster sort or shuffle shards.", "commands.sort:sort"),
+    },
+    "Cluster": {
+        "mb": _Command("Make buckets.", "commands.buckets:mb"),
+        "rm": _Command("Remove objects.", "commands.buckets:rm"),
+        "jobs": _Command("List, watch and stop jobs of the cluster.", "commands.jobs:jobs"),
+        "serve": _Command("Serve a directory as a small AIStore.", "commands.main:serve"),
+        "csi": _Command("Serve volumes of Kubernetes.", "csi.node:csi"),
+    },
+    "Care": {
+        "doctor": _Command("Say what is wrong, and how to fix it.", "commands.doctor:doctor"),
+        "recover": _Command(
+            "List and upload files that never arrived.", "commands.recover:recover"
+        ),
+        "cache": _Command("Look at the disk cache, check it, clear it.", "commands.cache:cache"),
+        "config": _Command("Show where options come from.", "commands.config:group"),
+        "completion": _Command("Make a shell complete commands.", "commands.guide:completion"),
+    },
+}
+"""All commands, in the groups of `--help`. A new command gets a line here."""
+_BY_NAME = {name: command for group in COMMANDS.values() for name, command in group.items()}
+
+
+class _Commands(click.Group):
+    """Commands in modules that are imported when they run: neither help nor completion waits for these."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_BY_NAME)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _BY_NAME:
+            return None
+        command = pkgutil.resolve_name(f"aisfs.{_BY_NAME[cmd_name].place}")
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command, in groups."""
+        widest = max(map(len, _BY_NAME))
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{n:<{widest}}", each.summary) for n, each in commands.items()]
+                )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands whose name begins so."""
+        return [
+            CompletionItem(name, help=command.summary)
+            for name, command in sorted(_BY_NAME.items())
+            if name.startswith(incomplete)
+        ] + click.Command.shell_complete(self, ctx, incomplete)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab.
+
+        A mistyped command is an error that names the one that was meant.
+        """
+        if "/" in args[0] or args[0].startswith("@"):
+            return "mount", self.get_command(ctx, "mount"), args
+        if args[0] not in _BY_NAME and (near := get_close_matches(args[0], _BY_NAME, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="aisfs", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Mount AIStore: buckets are directories, tar shards are folders of samples."""
+
+
+@click.command(cls=Documented)
+@click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
+@click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
+def umount(mountpoint: str, lazy: bool) -> None:
+    """Unmount the mount at MNT, or that of a profile, and wait until its daemon has ended.
+
+    What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
+    and the next one of its source uploads the rest.
+    """
+    # Not a click.Path, which would stat it: the daemon may hang.
+    from aisfs.commands.profiles import mountpoint_of
+    from aisfs.work import mounts as umounts
+
+    umounts.umount(
+        mountpoint_of(mountpoint),
+        lazy=lazy,
+        tell=lambda text: click.echo(warn("note", text), err=True),
+    )
+
+
+@click.command(cls=Documented)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port; 0 picks a free one and prints it.",
+)
+@click.option(
+    "--traps",
+    is_flag=True,
+    help="Lose and hide data where a real AIStore would, to test clients against that.",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Also accept requests to this host name, besides addresses and localhost; repeatable.",
+)
+@log_options
+def serve(
+    directory: Path,
+    host: str,
+    port: int,
+    allow_hosts: tuple[str, ...],
+    traps: bool,
+    **log_settings: object,
+) -> None:
+    """Serve a directory as a small AIStore.
+
+    Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a
+    cluster. It has no access control: keep it on loopback.
+    """
+    from aisfs.server.run import serve as run_server
+    from aisfs.settings import LogSettings
+
+    start_logging(LogSettings.load(log_settings), foreground=True)
+
+    def ready(actual: int) -> None:
+        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
+
+    run_server(directory, host=host, port=port, allow_hosts=allow_hosts, ready=ready, traps=traps)

@@ -1,0 +1,134 @@
+"""`aisfs sort`."""
+
+from functools import partial
+
+import click
+from rich.console import Console
+
+from aisfs.commands.guide import Documented, complete_source
+from aisfs.commands.options import (
+    Exit,
+    endpoint_option,
+    run,
+    size_value,
+    source_options,
+    without_unset,
+)
+from aisfs.system import logs
+
+INTERRUPTED = 130
+"""What a shell reports after Ctrl-C."""
+_RANDOM = "random"
+
+
+class _Sort(Documented):
+    """Takes `--shuffle` with a seed or without one, whatever follows it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; what follows `--shuffle` is the seed if it is a number."""
+        words = []
+        for at, word in enumerate(args):
+            seed = args[at + 1] if at + 1 < len(args) else ""
+            is_bare = word == "--shuffle" and not seed.lstrip("-").isdecimal()
+            words.append(f"--shuffle={_RANDOM}" if is_bare else word)
+        return super().parse_args(ctx, words)
+
+
+def _seed(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    if text not in (None, _RANDOM) and not text.isdecimal():
+        raise click.BadParameter(f"{text!r} is not a seed: a number that is not negative")
+    return text
+
+
+@click.command(cls=_Sort)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--shuffle",
+    metavar="[SEED]",
+    callback=_seed,
+    help="Shuffle the samples; with a SEED, the cluster repeats its choice where it can.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["name", "md5", "content"]),
+    default="name",
+    show_default=True,
+    help="Sort by the name of a sample, by md5 of the name, or by the content of one member.",
+)
+@click.option("--decreasing", is_flag=True, help="Sort from the last to the first.")
+@click.option("--key", metavar="EXT", help="With --by content: the member with the key, as cls.")
+@click.option(
+    "--key-type",
+    type=click.Choice(["string", "int", "float"]),
+    default="string",
+    show_default=True,
+    help="How keys are compared.",
+)
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    callback=size_value,
+    help="Bytes of samples that make a shard full [the mean of the sources].",
+)
+@click.option(
+    "--detach", is_flag=True, help="Print the id of the job, and do not wait for its end."
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@source_options
+@endpoint_option
+def sort(
+    sources: tuple[str, ...],
+    target: str,
+    shuffle: str | None,
+    by: str,
+    decreasing: bool,
+    key: str | None,
+    key_type: str,
+    shard_size: int | None,
+    detach: bool,
+    dry_run: bool,
+    endpoint: str | None,
+    **settings: object,
+) -> int:
+    """Make a sorted or shuffled copy of shards, in the cluster.
+
+    The cluster does the work with dSort: SOURCE is shards of one bucket, TARGET the names of new
+    shards with a range, in any bucket. Nothing is overwritten. Ctrl-C stops the job; the shards it has
+    written stay.
+    """
+    from aisfs.work import sort as sorting
+
+    logs.configure("error", None, foreground=True)
+    order = sorting.Order(
+        by=by,
+        shuffled=shuffle is not None,
+        seed=int(shuffle) if shuffle not in (None, _RANDOM) else None,
+        decreasing=decreasing,
+        extension=key or "",
+        key_type=key_type,
+    )
+    given = without_unset(settings)
+    plan = sorting.plan_sort(sources, target, given, order=order, shard_size=shard_size)
+    if dry_run:
+        for line in run(partial(sorting.describe, plan, endpoint)):
+            click.echo(line)
+        return Exit.OK
+    console = Console(stderr=True)
+    ended = run(partial(sorting.sort, plan, endpoint, console, detach=detach))
+    job = ended.job
+    if detach:
+        click.echo(job.id)
+        return Exit.OK
+    if ended.stopped:
+        state = "is stopped" if job.over else "may still be running"
+        click.echo(
+            f"aisfs: job {job.id} {state}; {job.created} shards that it has written stay: {target}",
+            err=True,
+        )
+        return INTERRUPTED
+    click.echo(
+        f"{job.counts['shards']} shards with {job.counts['records']} members sorted into "
+        f"{job.created}: {target}"
+    )
+    return Exit.OK
