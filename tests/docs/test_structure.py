@@ -1,26 +1,15 @@
-"""The package stays easy to enter: few packages and imports between them, flat classes."""
+"""The package stays easy to enter: a map that is true, no circle, and a room for each outside library."""
 
 import ast
-import importlib
-import inspect
+import re
 from functools import cache
 from pathlib import Path
 
-from tests.docs.documents import ROOT
+from tests.docs.documents import ARCHITECTURE, ROOT
 
 PACKAGE = ROOT / "aisfs"
-TOP_MOST, ARROWS_MOST = 22, 87
-"""Packages and modules at the top, and pairs of them of which one imports the other."""
-CHAIN_MOST = 3
-OPTIONAL = {
-    "aisfs.torch",
-    "aisfs.server.tokens",
-    "aisfs.server.worker",
-    "aisfs.csi.csi_pb2",
-    "aisfs.csi.controller",
-    "aisfs.csi.services",
-}
-"""They import what is an extra, or patch what they run in."""
+ENTRANCES_MOST = 40
+"""Modules that the map names: places to start reading, not a list of everything."""
 
 
 @cache
@@ -31,36 +20,74 @@ def modules() -> dict[str, Path]:
     }
 
 
-def imported(path: Path) -> set[str]:
-    """Return the modules of the package that a module imports."""
+@cache
+def packages() -> set[str]:
+    return {name for name, path in modules().items() if path.name == "__init__.py"} - {"aisfs"}
+
+
+@cache
+def imported(name: str) -> frozenset[str]:
+    """Return the modules of the package that a module imports, when it is loaded or later."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aisfs"):
             for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found.add(name if name in modules() else node.module)
-    return found
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules() else node.module)
+    return frozenset(found - {name})
 
 
-def top(module: str) -> str:
-    return module.split(".")[1] if "." in module else module
+def code_map() -> str:
+    return ARCHITECTURE.read_text().partition("## Code map\n")[2].partition("\n## ")[0]
 
 
-def test_packages_and_imports_at_the_top_are_few():
-    arrows = {
-        (top(name), top(other))
-        for name, path in modules().items()
-        for other in imported(path)
-        if top(name) != top(other)
+def test_the_layers_of_the_map_hold():
+    """import-linter checks the layers of pyproject.toml; the map gives them in the same order."""
+    rooms = re.findall(r"^\| `(aisfs\.\w+)` \|", code_map(), re.MULTILINE)
+    rank = {room: number for number, room in enumerate(rooms)}
+    upwards = {
+        (name, other)
+        for name in modules()
+        for other in imported(name)
+        if name != "aisfs.__main__"
+        and rank.get(_room(other), -1) > rank.get(_room(name), len(rooms))
     }
-    rooms = {room for arrow in arrows for room in arrow}
-    assert len(rooms) <= TOP_MOST, sorted(rooms)
-    assert len(arrows) <= ARROWS_MOST, sorted(arrows)
+    assert not upwards
 
 
-def test_no_class_is_deep():
-    for name in sorted(set(modules()) - OPTIONAL - {"aisfs.__main__"}):
-        for found in vars(importlib.import_module(name)).values():
-            if inspect.isclass(found) and found.__module__ == name:
-                ours = [base for base in found.__mro__ if base.__module__.startswith("aisfs.")]
-                assert len(ours) <= CHAIN_MOST, [base.__name__ for base in ours]
+def test_no_modules_import_one_another():
+    open_, done = [], set()
+
+    def visit(name: str) -> None:
+        assert name not in open_, " > ".join([*open_[open_.index(name) :], name])
+        if name in done:
+            return
+        open_.append(name)
+        for other in sorted(imported(name)):
+            visit(other)
+        open_.pop()
+        done.add(name)
+
+    for name in sorted(modules()):
+        visit(name)
+
+
+def test_the_map_of_packages_is_true():
+    named = re.findall(r"^\| `(aisfs\.[\w.]+)` \|", code_map(), re.MULTILINE)
+    assert len(named) == len(set(named)), "a package is named twice"
+    tops = {name for name in modules() if name.count(".") == 1} - {"aisfs.__main__"}
+    assert set(named) == packages() | tops
+    starts = set(re.findall(r"`(\w+)`", "".join(_cells(2))))
+    assert len(starts) <= ENTRANCES_MOST
+    for room, cell in zip(named, _cells(2), strict=True):
+        for start in re.findall(r"`(\w+)`", cell):
+            assert f"{room}.{start}" in modules(), f"{room}.{start}"
+
+
+def _room(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def _cells(column: int) -> list[str]:
+    lines = [line for line in code_map().splitlines() if line.startswith("| `aisfs.")]
+    return [line.strip("|").split("|")[column] for line in lines]
