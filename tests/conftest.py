@@ -42,7 +42,7 @@ LATER = (
     "tests/torture",
 )
 """What `make test-all` adds: tests of the embedded server and of the tools of this repository, which a
-change elsewhere does not break, and foreign programs and clouds on mounts. Here go whole files only.
+change elsewhere does not break, and foreign programs and clouds on mounts. Single tests are marked `later`.
 `make test` keeps the server's traps and the contracts of all stores."""
 LONG = (
     "tests/mount/test_moving_data.py",
@@ -105,6 +105,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the long files, and give the stress test its time."""
+    if not config.getoption("all"):
+        later = [item for item in items if item.get_closest_marker("later")]
+        if later and len(later) < len(items):  # else somebody asked for just these
+            config.hook.pytest_deselected(items=later)
+            items[:] = [item for item in items if item not in later]
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     seconds = 60 * config.getoption("--stress-minutes") + 120
     for item in items:

@@ -649,6 +649,7 @@ def memory_of(*arguments):
     return int(code), int(kib) << 10, done.stderr
 
 
+@pytest.mark.later
 def test_unpacking_takes_no_memory_in_proportion(tmp_path):
     """Neither to the number of members, nor to the length of a header."""
     few, many = tmp_path / "few.tar", tmp_path / "many.tar"

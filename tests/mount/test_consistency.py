@@ -14,7 +14,6 @@ from tests.support.mounts import mounted
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 SHORT = ("--attr-ttl", "1", "--list-ttl", "1", "--negative-ttl", "1")
 SETTLED = 2.5

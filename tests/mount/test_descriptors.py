@@ -17,7 +17,6 @@ from tests.support.mounts import COMMAND, eventually, is_mountpoint, mounted
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 
 @pytest.mark.parametrize(("hard", "expected"), [(1024, 1024), (20_000, 20_000)])

@@ -12,7 +12,6 @@ from tests.support.mounts import eventually, mounted, run
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 PAGES = 12
 PAGE = 10_000

@@ -17,7 +17,6 @@ from tests.support.mounts import eventually, succeed
 from tests.support.servers import running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(200)]
-BOTH_WAYS = True
 
 SECONDS = 60.0
 """More than any time to live here."""

@@ -15,7 +15,6 @@ from tests.support.mounts import Mount, eventually, mounted, succeed
 from tests.support.tars import END, entry
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 WAYS = {
     "ais": ("ais", []),

@@ -12,7 +12,6 @@ from tests.support.mounts import eventually, mounted
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 
 @pytest.fixture

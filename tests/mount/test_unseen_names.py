@@ -16,7 +16,6 @@ from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-BOTH_WAYS = True
 
 LONG = ("--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600")
 THEIRS = b"theirs\n"

@@ -15,7 +15,6 @@ from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
-BOTH_WAYS = True
 
 NAMES = [f"f{number}" for number in range(8)]
 FRESH = ["--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0"]

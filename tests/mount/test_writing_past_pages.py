@@ -17,7 +17,6 @@ from tests.support.mounts import eventually
 from tests.support.pages import PAGE, cached_pages
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 CONTENT = payload(1 << 20, "past pages")
 NEW = os.O_CREAT | os.O_EXCL

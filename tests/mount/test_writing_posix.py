@@ -15,7 +15,6 @@ from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 OWNERS = "root's chown has no effect"
 KEEP_SIZE, PUNCH_HOLE = 1, 2

@@ -15,7 +15,6 @@ from tests.mount.writable import Writable, writable
 from tests.support.mounts import eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-BOTH_WAYS = True
 
 OLD = b"what was there\n" * 20_000
 LINE = b"one more line\n"

@@ -11,7 +11,6 @@ from tests.support.servers import running_server
 from tests.support.tars import END, entry
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 CONTENT = payload(9 << 20, "right")
 MEMBERS = {f"{row:03}.bin": payload(50_000, row) for row in range(60)}

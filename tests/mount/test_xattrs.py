@@ -15,7 +15,6 @@ from tests.support.mounts import Mount, mounted, succeed
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
-BOTH_WAYS = True
 
 MEMBERS = {"a.bin": payload(700, "a"), "d/b.bin": payload(5000, "b"), "c.txt": b"c"}
 

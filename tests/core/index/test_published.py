@@ -527,6 +527,7 @@ FILLED = {
 }
 
 
+@pytest.mark.later
 @pytest.mark.parametrize("what", FILLED)
 @pytest.mark.parametrize("rows", [None, MANY])
 def test_descriptions_that_swell_are_refused_cheaply(what, rows):
