@@ -276,12 +276,17 @@ class Writer:
         if info is None or not staged.is_loaded or staged.size > COPY_MAX:
             staged.discard()
             return
+        self._drop_copy(bucket, info.key)
         self._copies[bucket, info.key] = info, staged
         self._staging.keep(staged)
         if len(self._copies) > COPIES_MAX:
-            _, (_, oldest) = self._copies.popitem(last=False)
-            self._staging.reuse(oldest)
-            oldest.discard()
+            self._drop_copy(*next(iter(self._copies)))
+
+    def _drop_copy(self, bucket: Bucket, key: str) -> None:
+        _, staged = self._copies.pop((bucket, key), (None, None))
+        if staged is not None:
+            self._staging.reuse(staged)
+            staged.discard()
 
     # objects ---------------------------------------------------------------------------------
 
@@ -364,10 +369,7 @@ class Writer:
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Remove an object, or find that it is gone already."""
-        _, copy = self._copies.pop((bucket, key), (None, None))
-        if copy is not None:
-            self._staging.reuse(copy)
-            copy.discard()
+        self._drop_copy(bucket, key)
         with suppress(NotFound):
             await self._store.remove(bucket, key)
 
