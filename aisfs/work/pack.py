@@ -3,14 +3,8 @@
 Nothing is copied on this machine: a shard is a `Content` that reads the files as its bytes are
 asked for, and is uploaded like any other. A shard that exists with these very bytes is left alone.
 
-Objects of a cluster, to be packed.
-
-They are read while the shards are sent, by a client of their own: it never waits for a connection that an
-upload holds, which waits for it.
-
-The files of a local directory, to be packed.
-
-What there is to pack, wherever it lies.
+What there is to pack is a `Tree`: the files of a local directory, or the objects of a cluster. Objects are read while
+the shards are sent, by a client of their own: it never waits for a connection that an upload holds, which waits for it.
 """
 
 import fnmatch
@@ -44,7 +38,7 @@ from aisfs.core.names.sources import (
     parse_source,
 )
 from aisfs.core.names.urls import place_end
-from aisfs.core.views.shuffled_tar import (
+from aisfs.core.views.packing import (
     END_BLOCKS,
     KEY_RULES,
     File,

@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 
 from aisfs.core.names.sources import BucketSource, DatasetSource
-from aisfs.core.views.shuffled_tar import ShardNames
+from aisfs.core.views.packing import ShardNames
 from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.views import shuffled_tar
-from aisfs.core.views.shuffled_tar import File, Layout, ShardNames, samples_of, shards_of
+from aisfs.core.views import packing
+from aisfs.core.views.packing import File, Layout, ShardNames, samples_of, shards_of
 from aisfs.errors import ConfigError
 from aisfs.work.pack import ShardContent
 
@@ -29,7 +29,7 @@ def read_nothing(file: File, at: int, view: memoryview) -> None:
 @given(FILES, st.integers(1, 4), st.integers(1, 9000), st.integers(7, 1500))
 def test_shards_are_tars_of_the_files(contents, max_count, max_size, step):
     files = [File(name, len(data), data) for name, data in contents.items()]
-    samples = samples_of(files, shuffled_tar.key_wds)
+    samples = samples_of(files, packing.key_wds)
     shards = shards_of(samples, max_count, max_size)
     found = {}
     for shard in shards:
@@ -53,7 +53,7 @@ def test_shards_are_tars_of_the_files(contents, max_count, max_size, step):
 @given(FILES)
 def test_samples_stay_together(contents):
     files = [File(name, len(data), data) for name, data in contents.items()]
-    for rule in shuffled_tar.KEY_RULES.values():
+    for rule in packing.KEY_RULES.values():
         samples = samples_of(files, rule)
         assert len({sample.key for sample in samples}) == len(samples)
         assert sorted(f.name for s in samples for f in s.files) == sorted(contents)
@@ -72,7 +72,7 @@ def test_samples_stay_together(contents):
     ],
 )
 def test_key_rules(name, wds, last_dot, basename):
-    keys = [shuffled_tar.KEY_RULES[rule](name) for rule in ("wds", "last-dot", "basename")]
+    keys = [packing.KEY_RULES[rule](name) for rule in ("wds", "last-dot", "basename")]
     assert keys == [wds, last_dot, basename]
 
 
@@ -80,8 +80,8 @@ def test_classes_are_numbered_as_image_folder_does():
     files = [
         File(name, 1, b"x") for name in (b"dog/1.jpg", b"cat/2.jpg", b"cat/1.jpg", b"eel/1.jpg")
     ]
-    samples = samples_of(files, shuffled_tar.key_wds)
-    labelled = shuffled_tar.with_classes(samples, b"cls", shuffled_tar.class_names_of(samples))
+    samples = samples_of(files, packing.key_wds)
+    labelled = packing.with_classes(samples, b"cls", packing.class_names_of(samples))
     told = {f.name: f.content for s in labelled for f in s.files if f.name.endswith(b".cls")}
     assert told == {
         b"cat/1.cls": b"0",
@@ -93,16 +93,16 @@ def test_classes_are_numbered_as_image_folder_does():
 
 @pytest.mark.parametrize("names", [[b"top.jpg"], [b"a/1.jpg", b"a/1.cls"]])
 def test_trees_without_classes_are_refused(names):
-    samples = samples_of([File(name, 0, b"") for name in names], shuffled_tar.key_wds)
+    samples = samples_of([File(name, 0, b"") for name in names], packing.key_wds)
     with pytest.raises(ConfigError):
-        shuffled_tar.with_classes(samples, b"cls", shuffled_tar.class_names_of(samples))
+        packing.with_classes(samples, b"cls", packing.class_names_of(samples))
 
 
 def test_shuffling_is_decided_by_the_seed():
-    samples = samples_of([File(b"%d.x" % n, 0, b"") for n in range(100)], shuffled_tar.key_wds)
-    assert shuffled_tar.shuffled(samples, 1) == shuffled_tar.shuffled(samples, 1)
-    assert shuffled_tar.shuffled(samples, 1) != shuffled_tar.shuffled(samples, 2)
-    assert sorted(s.key for s in shuffled_tar.shuffled(samples, 1)) == [s.key for s in samples]
+    samples = samples_of([File(b"%d.x" % n, 0, b"") for n in range(100)], packing.key_wds)
+    assert packing.shuffled(samples, 1) == packing.shuffled(samples, 1)
+    assert packing.shuffled(samples, 1) != packing.shuffled(samples, 2)
+    assert sorted(s.key for s in packing.shuffled(samples, 1)) == [s.key for s in samples]
 
 
 def test_an_empty_layout_is_an_empty_tar():
