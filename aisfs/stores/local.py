@@ -1,39 +1,21 @@
 """A directory of this machine as a bucket: `aisfs mount ./shards` needs no cluster.
 
-A key is a path below the root. Only what a bucket could hold shows up: regular files, and
-directories. Symbolic links are followed as `Links` says; any other link is hidden and counted, since following
-it could loop or reveal what nobody meant to offer. So are sockets, pipes and devices.
+A key is a path below the root, spelled in the one way that the system does not shorten. Only what a bucket could hold
+shows up: regular files, and directories. Sockets, pipes and devices are hidden and counted, and so are symbolic links
+that are not followed: following one could loop, or reveal what nobody meant to offer.
 
-Versions are told apart by modification time and inode number; size completes them.
-
-The system's errors on files, as `aisfs.errors`; for the store that is a directory.
-
-Versions and custom metadata of files, and the mode and time among it, which the file itself is given.
-
-So other programs that use the directory see what `chmod` and `utime` did in a mount.
-
-A version is the modification time and the inode number. Where the time is a chosen one, another content
-may come to have both: a tag is kept beside the custom metadata, as part of the version.
-
-Which file of a directory a key means, so that nothing leads out of the directory.
-
-A key is a path below the root, spelled in the one way that the system does not shorten. Symbolic links are
-followed as `Links` says.
-
-Files of a directory changed as objects are: whole or not at all, and on the disk when reported.
-
-A file is written under a name that no listing shows and then renamed. Directories come and go with
-the files below them, as in a bucket; one that was empty before stays.
-
-Every change is made through a descriptor of its directory, which was opened without following any
-link below the root. So a directory that is replaced by a link meanwhile cannot lead it elsewhere.
-
-Which symbolic links of a local directory are followed: one rule for mounts, `aisfs ls` and `aisfs pack`.
-
-A link that leads to a file below the directory is. One that leads out of it is followed if the user made it and
-owns the file (the caches of Hugging Face and DVC consist of such links), if the user typed its name, or with
-`--follow-links`. Only with that option is a link to a directory followed, unless that directory is one of those
-above it, which would have no end.
+- **Links** (`Links`, one rule for mounts, `aisfs ls` and `aisfs pack`): one that leads to a file below the directory is
+  followed. One that leads out of it is followed if the user made it and owns the file (the caches of Hugging Face and
+  DVC consist of such links), if the user typed its name, or with `--follow-links`. Only with that option is a link to a
+  directory followed, unless that directory is one of those above it, which would have no end.
+- **Versions** are modification time and inode number; size completes them. Where the time is a chosen one, another
+  content may come to have both: a tag is kept beside the custom metadata, as part of the version.
+- **Mode and time** of the custom metadata are given to the file itself, so other programs that use the directory see
+  what `chmod` and `utime` did in a mount.
+- **Changes** are made as objects are changed: whole or not at all, and on the disk when reported. A file is written
+  under a name that no listing shows and then renamed. Directories come and go with the files below them, as in a
+  bucket; one that was empty before stays. Every change is made through a descriptor of its directory, which was opened
+  without following any link below the root, so a directory that is replaced by a link meanwhile cannot lead it elsewhere.
 
 Must not know: trio beyond threads, AIStore.
 """

@@ -10,26 +10,18 @@ Invariants:
 A tar inside the tar is scanned by another scanner, which adds to the same rows. None of its bytes are
 read twice, and the outer scanner skips the bytes that the inner one does not need.
 
-`fast_path` takes runs of similar members. This module is the slow path, one header at a time, which
-understands every header and teaches the fast path what to look for.
+There are two paths, and the rows must not depend on which of them took a member. The slow one takes one header at a
+time, understands every header, and teaches the fast one what to look for. The fast one takes runs of plain files: most
+headers of an archive differ only in name, size, mtime and checksum, so the bytes from the type flag on are compared at
+once with those of the last plain file, whose sum is known, which leaves 148 bytes to sum. The pax headers of one
+writer are even identical, and their only record is the mtime.
 
-The fast path through a tar: runs of plain files whose headers resemble the last one.
+Of headers that are too long to be held (GNU tar writes the names of a whole directory into one record by `-H pax -g`,
+and extended attributes may have megabytes) a scan reads in passing what it needs, and skips the rest: memory taken is
+that of one piece and of the few records that it knows.
 
-Most headers of an archive differ only in name, size, mtime and checksum. So the bytes from the type
-flag on are compared at once with those of the last plain file, whose sum is known, which leaves 148
-bytes to sum. The pax headers of one writer are even identical, and their only record is the mtime.
-Any other header is left to the slow path in `scanner`. The rows must not depend on which path took a
-member.
-
-Headers that are too long to be held: what a scan needs of them is read in passing, the rest is skipped.
-
-GNU tar writes the names of a whole directory into one record (`-H pax -g`), and extended attributes may
-have megabytes. Memory taken is that of one piece and of the few records that a scan knows.
-
-The members of a tar that goes by from its first byte to its last: each when its header was found.
-
-Memory is that of the members found in one piece, however many the tar has. Links are left as they are
-stored, since what they lead to is gone.
+`MemberStream` is a scan that keeps no index: members of a tar that goes by, each when its header was found. Its memory
+is that of the members found in one piece. Links are left as they are stored, since what they lead to is gone.
 """
 
 from array import array

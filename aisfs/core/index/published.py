@@ -8,28 +8,16 @@
 
 docs/FORMATS.md describes every byte. Invariants:
 - decoding returns what `encode_published` was given, or raises `IndexRefused` and no other error;
-- an index is input, not truth: what is returned passed `plausible`, so a scan could have found it;
 - memory taken stays in proportion to the bytes given and the size of the shard;
-- equal input gives equal bytes (with the same zlib).
+- equal input gives equal bytes (with the same zlib);
+- an index is input, not truth, and may say anything. What passes `check_index` could have been found by a scan of a
+  shard of that size: names are paths, links stay inside, data lies in the shard, and members of a tar do not overlap.
+  That the shard really has these members is not known; reading them shows it. The rows of usual shards are checked by
+  operations on whole columns, `TURN` rows at a time; only rows of rare kinds are looked at one by one.
 
-What other programs want to know of a shard, from its member index.
-
-- DALI's `wds2idx` writes an index of each plain tar: a line of text for each sample, which names,
-  for each component, its extension, the offset and size of its data, and its name.
-- wids (webdataset's random access) wants the number of samples of each shard.
-
-Both go through regular files in the order of the tar, and begin a sample where the key changes.
-
-The labels of a shard's members as a column, stored beside its index.
-
-Checks that the rows of an index can be those that a scan finds in a shard of that size.
-
-An index from elsewhere may say anything. What passes here is as safe to use as a scan of an unknown
-shard: names are paths, links stay inside, data lies in the shard, and members of a tar do not overlap.
-That the shard really has these members is not known; reading them shows it.
-
-The rows of usual shards are checked by operations on whole columns, `TURN` rows at a time; only rows
-of rare kinds are looked at one by one.
+Here is also what other programs want to know of a shard: the index that DALI's `wds2idx` writes (a line of text for
+each sample with extension, offset, size and name of each component), and the number of samples for wids. Both go
+through regular files in the order of the tar, and begin a sample where the key changes.
 """
 
 import os

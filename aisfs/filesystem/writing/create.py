@@ -1,8 +1,7 @@
-"""New files and directories, above the shards and in them.
+"""Making and opening files that can be written, and making directories and buckets.
 
-New buckets, in a mount of all of them.
-
-Open files of a mount that can be written: staged on the local disk, committed by close and fsync.
+`Creator` makes names, above the shards and in them. `OpenFiles` has the files that are open for writing: each is
+staged on the local disk, and committed by close and fsync. `BucketMaker` makes buckets, in a mount of all of them.
 """
 
 import logging

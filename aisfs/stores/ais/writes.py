@@ -1,25 +1,15 @@
-"""What changes objects without uploading them: delete, copy, rename, custom metadata.
-
-AIStore's copy and rename may say yes and lose the object. So a rename is a copy, a look at the
-copy, and only then a delete; and what the cluster does not copy goes through this machine.
-
-Objects in parts: sent in parallel, some while the rest is not known yet, then put together.
-
-AIStore destroys a part whose number arrives twice, says 200 to both, and puts together an object
-with the right size and checksum and a hole. So no part is sent again that the cluster may have:
-an upload with such a part is aborted, and another one sends all parts. And what was put together is
-not believed before a byte of each part was read back.
-
-An upload that fails, or is not wanted any more, is aborted, and leaves nothing.
-
-The end of an upload in parts: they become an object, which is not believed before it was verified.
-
-What to upload, its checksum, and sending it: shared by uploads in one request and in parts.
-
-Whole objects into AIStore: in one request, or in parts (`aisfs.stores.ais.writes`).
+"""Changes of AIStore's objects: uploads whole and in parts, delete, copy, rename, custom metadata.
 
 Nothing is reported done that the cluster has not confirmed: by the checksum in the reply to a PUT,
-or by a HEAD where the reply was lost or says nothing, and after the parts were put together.
+or by a HEAD where the reply was lost or says nothing, and after parts were put together.
+
+- **Parts** (`Parts`, `BegunUpload`) are sent in parallel, some while the rest is not known yet. AIStore destroys a
+  part whose number arrives twice, says 200 to both, and puts together an object with the right size and checksum and a
+  hole. So no part is sent again that the cluster may have: an upload with such a part is aborted, and another one sends
+  all parts. What was put together (`MultipartCommit`) is not believed before a byte of each part was read back. An
+  upload that fails, or is not wanted any more, is aborted, and leaves nothing.
+- **Copy and rename** (`Mutations`) may say yes and lose the object. So a rename is a copy, a look at the
+  copy, and only then a delete; and what the cluster does not copy goes through this machine.
 
 Must not know: HTTP, requests, errnos.
 """
