@@ -12,6 +12,7 @@ the shard. If these do not fit the index either, the index is wrong, and the sha
 
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import trio
@@ -151,7 +152,7 @@ class LabelReader:
             if content is not None and place.is_named_in(data):
                 contents[place.offset] = bytes(content)
             elif came and content is None:
-                what = f"{opened.bucket}/{opened.info.key}: {place.name!r} is not at {place.offset}"
+                what = f"{opened.bucket}/{opened.info.key}: {os.fsdecode(place.name)!r} is not at {place.offset}"
                 self._give_up(logging.WARNING, f"index and GetBatch contradict each other: {what}")
                 return False
         if not all(filled):

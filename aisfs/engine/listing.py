@@ -9,6 +9,7 @@ All buckets, listed within the time to live.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -461,7 +462,7 @@ class Lister:
             raise
         except (NotFound, InvalidName):
             return True
-        log.info("%s/%s%r: another client has made it", bucket, prefix, name)
+        log.info("%s/%s%s: another client has made it", bucket, prefix, os.fsdecode(name))
         self.drop(bucket, prefix, name)
         self.cache.keep_found((bucket, prefix, name), listed)
         return False

@@ -21,6 +21,7 @@ it is can then be read like a range of its object; one that was inflated stays i
 
 import logging
 import lzma
+import os
 import time
 import zlib
 from collections.abc import Awaitable, Callable
@@ -144,7 +145,9 @@ class SparseReader:
             head = await self._fetcher.start(member.reads.opened, wanted).wait()
             segments = sparse_segments(bytes(head), index.size(row))
             if segments is None and stop < span.start + size:
-                raise ShardDamaged(f"member {index.name(row)!r} has no usable sparse map")
+                raise ShardDamaged(
+                    f"member {os.fsdecode(index.name(row))!r} has no usable sparse map"
+                )
             size *= 4
         self._maps[member.id] = segments
         return segments
@@ -241,7 +244,9 @@ class ZipReader:
                 return await self._read_large(opened, member, wanted)
             return await self._read_small(opened, member, wanted)
         except ShardDamaged as error:
-            raise ShardDamaged(f"{opened.reads}: member {index.name(row)!r}: {error}") from None
+            raise ShardDamaged(
+                f"{opened.reads}: member {os.fsdecode(index.name(row))!r}: {error}"
+            ) from None
 
     async def _read_small(self, opened: OpenMember, member: Stored, wanted: ByteRange) -> Data:
         key = opened.id

@@ -15,6 +15,7 @@ What a file system may tell the kernel unasked.
 The members of open shards, for pushing them into the kernel's page cache.
 """
 
+import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -152,7 +153,7 @@ class FileSystem:
     async def lookup(self, parent: int, name: bytes) -> Entry | None:
         """Look a name up and count the lookup; None when it is missing."""
         if len(name) > NAME_MAX:
-            raise NameTooLong(f"{name!r} is longer than {NAME_MAX} bytes")
+            raise NameTooLong(f"{os.fsdecode(name)!r} is longer than {NAME_MAX} bytes")
         node = await self.settled(parent)
         if isinstance(node, ShardNode):
             check_directory(node, parent)

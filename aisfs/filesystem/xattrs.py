@@ -74,7 +74,7 @@ class Xattrs:
             NoSuchAttribute: the inode has none of this name.
         """
         if not name.startswith(PREFIX):  # `ls -l` asks for security labels: no scan for that
-            raise NoSuchAttribute(f"no attribute {name!r}")
+            raise NoSuchAttribute(f"no attribute {os.fsdecode(name)!r}")
         if ino == ROOT and name in self._reports:
             return await self._reports[name]()
         if name == REFRESH or (name == FLUSH and ino == ROOT):
@@ -89,7 +89,7 @@ class Xattrs:
                 return node.info.key.encode(errors="surrogateescape")
         value = (await self._all(ino)).get(name)
         if value is None:
-            raise NoSuchAttribute(f"no attribute {name!r}")
+            raise NoSuchAttribute(f"no attribute {os.fsdecode(name)!r}")
         return value
 
     async def _stats(self) -> bytes:

@@ -9,6 +9,7 @@ A row is one member that can be shown, in the order of the tar. Invariants:
 Members that are no rows are counted in `skipped`; problems of the tar are in `warnings`.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
@@ -213,7 +214,7 @@ class MemberIndex:
         stop = min(start + length, data.stop)
         if start < stop and stop > (end := self.end_of(row)):
             raise ShardDamaged(
-                f"member {self.name(row)!r} has data up to byte {data.stop},"
+                f"member {os.fsdecode(self.name(row))!r} has data up to byte {data.stop},"
                 f" but its tar ends at byte {end}"
             )
         return ByteRange(start, stop)

@@ -836,7 +836,7 @@ def dali_index(index: MemberIndex) -> bytes:
     for parts in samples:
         for _, extension, _, _, name in parts:
             if not extension or _BLANK.search(name):
-                raise Unsupported(f"DALI's index cannot hold the name {name!r}")
+                raise Unsupported(f"DALI's index cannot hold the name {os.fsdecode(name)!r}")
         lines.append(b" ".join(b"%b %d %d %b" % part[1:] for part in parts))
     return b"\n".join([*lines, b""])
 

@@ -712,7 +712,7 @@ class Creator:
         now = self._inodes.node(parent)  # perhaps another version by now
         assert isinstance(now, ShardNode), "only shards have members"
         if await self._filesystem.new_member(now, parent, name) is not None:
-            raise AlreadyExists(f"{name!r} is being written")
+            raise AlreadyExists(f"{os.fsdecode(name)!r} is being written")
         found = self._folders.find(await self._filesystem.view(now), now, parent, name)
         if found is None:
             await self._folders.check_whole(node)

@@ -279,7 +279,7 @@ class Renamer:
             where = writable_directory(self._inodes.node(parent))
             found = await find_name(self._tree, where, parent, name)
             if not isinstance(found.node, ObjectNode):
-                raise IsADirectory(f"{name!r} is a directory")
+                raise IsADirectory(f"{os.fsdecode(name)!r} is a directory")
             with self._shut(found.node, change):
                 await self._remove(found.node)
                 self._touch(where)
@@ -380,15 +380,17 @@ class Renamer:
         above = await self._filesystem.settled(parent)
         if isinstance(above, ProviderNode):
             # AIStore has no call that destroys a bucket only while it is empty.
-            log.warning("%r is a bucket: remove it with `ais bucket rm`", name)
-            raise NotPermitted(f"{name!r}: other clients may be writing into the bucket")
+            log.warning("%r is a bucket: remove it with `ais bucket rm`", os.fsdecode(name))
+            raise NotPermitted(
+                f"{os.fsdecode(name)!r}: other clients may be writing into the bucket"
+            )
         where = writable_directory(above)
         found = await find_name(self._tree, where, parent, name)
         node = found.node
         if isinstance(node, ShardNode):
             raise ReadOnly("a shard is removed with its object")
         if not isinstance(node, DirectoryNode):
-            raise NotADirectory(f"{name!r} is not a directory")
+            raise NotADirectory(f"{os.fsdecode(name)!r} is not a directory")
         await self._directories.check_empty(node)
         beside = await self._directories.beside(node)
         with self._overlay.namespace_lock:

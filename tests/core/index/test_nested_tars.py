@@ -441,7 +441,9 @@ def test_a_member_cut_off_in_an_inner_tar_does_not_go_on_in_the_outer_one():
     assert index.size(row) == 5000
     found = index.read_range(row, 0, 1000)
     assert data[found.start : found.stop] == b"c" * 1000
-    with pytest.raises(ShardDamaged, match="its tar ends at byte 3048"):
+    with pytest.raises(
+        ShardDamaged, match=r"^member '[^']+' has data .* its tar ends at byte 3048"
+    ):
         index.read_range(row, 0, 1001)
     assert "in 'in.tar': truncated: the data of 'cut'" in index.warnings[0]
     assert content(data, index, 0) == inner
