@@ -462,7 +462,7 @@ class Lister:
             raise
         except (NotFound, InvalidName):
             return True
-        log.info("%s/%s%s: another client has made it", bucket, prefix, os.fsdecode(name))
+        log.info("%s/%r: another client has made it", bucket, prefix + os.fsdecode(name))
         self.drop(bucket, prefix, name)
         self.cache.keep_found((bucket, prefix, name), listed)
         return False

@@ -16,6 +16,7 @@ an object whose metadata is corrupt. Both can be found out by asking for what is
 """
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -306,7 +307,8 @@ class Probes:
             why = await self._why_there(bucket, prefix, name, lacking[name])
             if why is not None:
                 raise ProtocolError(
-                    f"{bucket}/{prefix}: the cluster's listing is cut short: it lacks {name!r}, {why}. "
+                    f"{bucket}/{prefix}: the cluster's listing is cut short: "
+                    f"it lacks {os.fsdecode(name)!r}, {why}. "
                     "Most likely an object before it is corrupt (ErrLmetaCorrupted), where its target "
                     "ends every listing: look for the first name that only a listing of names shows "
                     "(`ais ls --name-only`), and put an object over it"

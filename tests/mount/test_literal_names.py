@@ -1,6 +1,7 @@
 """Names with brackets, braces and stars: what exists as it is written wins over the pattern, in every command."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_mount(place: str, server: RunningServer, mountpoint: Path, quote: Calla
         (mount.path / "new").unlink()
 
 
-def test_other_commands(place: str, lines: Run, tmp_path: Path):
+def test_other_commands(place: str, server: RunningServer, lines: Run, tmp_path: Path):
     directory, shard = f"{place}/run[1]/", f"{place}/run[1]/x-0.tar"
     assert lines("ls", directory) == ["notes.txt", "x-0.tar", "x-1.tar"]
     assert lines("ls", f"{place}/lr{{3,4}}/a*b.tar") == [f"{place}/lr{{3,4}}/a*b.tar"]
@@ -92,7 +93,8 @@ def test_other_commands(place: str, lines: Run, tmp_path: Path):
         lines("warm", directory, shard)
     (tmp_path / "list").write_text(f"{place}/run\\[1\\]/x-0.tar\n")
     assert lines("ls", "--files-from", tmp_path / "list") == [shard]
-    lines("doctor", directory)
+    done = aisfs("doctor", directory, env={"AIS_ENDPOINT": server.endpoint})
+    assert re.search(rb"^ok +source .* can be listed$", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_packing_and_removing(place: str, lines: Run, tmp_path: Path):

@@ -397,7 +397,7 @@ def test_truncated_inside_data(shape):
     assert len(index.read_range(1, 0, 5000)) == 2000
     present = index.read_range(2, 0, 500)
     assert data[present.start : present.stop] == b"x" * 500
-    with pytest.raises(ShardDamaged, match="b'2'"):
+    with pytest.raises(ShardDamaged, match="'2'"):
         index.read_range(2, 0, 2000)
 
 

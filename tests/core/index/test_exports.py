@@ -118,8 +118,8 @@ def test_any_names(names: list[str]):
     ("data", "form", "reason"),
     [
         (packed(TREE), Form.TAR_GZ, "plain tars only"),
-        (packed({"a b.jpg": b""}), Form.TAR, "cannot hold the name b'a b.jpg'"),
-        (packed({"a.": b""}), Form.TAR, "cannot hold the name b'a.'"),
+        (packed({"a b.jpg": b""}), Form.TAR, "cannot hold the name 'a b.jpg'"),
+        (packed({"a.": b""}), Form.TAR, "cannot hold the name 'a.'"),
         (packed({"a\nb.jpg": b""}), Form.TAR, "cannot hold the name"),
         (END, Form.TAR, "without samples"),
         (packed({".hidden": b""}), Form.TAR, "without samples"),
