@@ -376,6 +376,15 @@ async def test_a_version_is_replaced_only_if_it_is_still_there(subject, data):
     assert await keys(subject) == []
 
 
+@pytest.mark.parametrize("data", [b"mine", BIG], ids=len)
+async def test_two_uploads_made_of_one_version_do_not_replace_each_other(subject, data):
+    base = await upload(subject, "k", b"base")
+    await upload(subject, "k", data, replaces=base)
+    with pytest.raises(Stale, match="another client has changed it"):
+        await upload(subject, "k", b"made of the base, too", replaces=base)
+    assert await read(subject, "k") == data
+
+
 async def test_what_is_changed_while_a_large_object_is_sent_stays(subject):
     base = await upload(subject, "k", b"base")
 

@@ -421,6 +421,16 @@ def test_another_client_writes_the_shard_between_two_members(place: Writable, tm
     assert members(place, "theirs.tar") == {"m": b"theirs", "late": b"late"}
 
 
+def test_a_program_appends_to_the_tar_between_two_members(place: Writable, tmp_path: Path):
+    shard, folder = place.path / "both.tar", place.path / "both.tar.d"
+    os.mkdir(folder)
+    (folder / "first").write_bytes(b"1")
+    (tmp_path / "second").write_bytes(b"2")
+    succeed("tar", "-rf", shard, "-C", tmp_path, "second")
+    (folder / "third").write_bytes(b"3")
+    assert members(place, "both.tar") == {"first": b"1", "second": b"2", "third": b"3"}
+
+
 def test_overwriting_a_shard_changes_its_folder(place: Writable, tmp_path: Path):
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)

@@ -581,7 +581,9 @@ class AISClient:
         upload = Upload(bucket, key, content, custom, told, named, only_new, replaces)
         async with self._telling_of_emptied(bucket, key):
             info = await self._uploads.upload(upload, ahead)
-        return await self._edits.with_custom(bucket, info, custom)
+        info = await self._edits.with_custom(bucket, info, custom)
+        self._uploads.settle(bucket, key)
+        return info
 
     @property
     def ahead_above(self) -> int:

@@ -712,7 +712,7 @@ class Uploads:
         self._session = session
         self._parts = parts
         self._sent: LRUCache[tuple[Bucket, str], tuple[str, ObjectInfo]] = LRUCache(SENT_MAX)
-        """What was last sent on a condition, and `Upload.only_new` of it."""
+        """What was last sent on a condition, and `Upload.only_new` of it, until `settle`."""
 
     async def upload(self, upload: Upload, begun: BegunUpload | None = None) -> ObjectInfo:
         """Write one object; its custom metadata may still be that of before.
@@ -730,6 +730,10 @@ class Uploads:
         info = await self._upload(upload, begun)
         self._note(upload, info)
         return info
+
+    def settle(self, bucket: Bucket, key: str) -> None:
+        """Forget what was sent: its writer knows the version. What has the older one must not replace it."""
+        self._sent.pop((bucket, key), None)
 
     def _note(self, upload: Upload, sent: ObjectInfo) -> None:
         if upload.only_new or upload.replaces is not None:
