@@ -450,6 +450,12 @@ class Overlay:
                 elif below and prefix.startswith(below):
                     self._set_absent(bucket, prefix, expires)
 
+    def was_directory(self, bucket: Bucket, key: str) -> bool:
+        """Return whether a directory of this name was removed here: AIStore may refuse an object in its place."""
+        with self.namespace_lock:
+            directory, name = _place(bucket, key)
+            return name in self.removed.within(directory)
+
     def _set_absent(self, bucket: Bucket, key: str, expires: float) -> None:
         self._set(bucket, key, ABSENT, expires)
         if key.endswith("/"):

@@ -93,8 +93,8 @@ def test_what_another_client_puts_into_a_removed_directory_is_there(bucket: Writ
     assert (bucket.path / "d/sub/y").read_bytes() == b"2"
 
 
-def test_a_file_takes_the_name_of_a_removed_directory(bucket: Writable, tmp_path: Path):
-    """The cluster refuses it where the file would lie on the disk of the directory."""
+def give_names_of_removed(bucket: Writable) -> tuple[list[str], list[str]]:
+    """Remove directories and give files their names; return which are taken, and which are refused."""
     taken: list[str] = []
     refused: list[str] = []
     for number in range(100):  # on three targets of two disks one name in six is refused
@@ -103,6 +103,7 @@ def test_a_file_takes_the_name_of_a_removed_directory(bucket: Writable, tmp_path
         path = bucket.path / f"n{number}"
         path.mkdir()
         (path / "x").write_bytes(b"1")
+        succeed("sync", str(path / "x"))
         succeed("rm", "-r", str(path))
         try:
             path.write_bytes(b"content\n")
@@ -112,6 +113,12 @@ def test_a_file_takes_the_name_of_a_removed_directory(bucket: Writable, tmp_path
             taken.append(path.name)
     assert taken
     assert refused
+    return taken, refused
+
+
+def test_a_file_takes_the_name_of_a_removed_directory(bucket: Writable):
+    """The cluster refuses it where the file would lie on the disk of the directory."""
+    taken, refused = give_names_of_removed(bucket)
     for name in taken:
         assert (bucket.path / name).read_bytes() == b"content\n"
     assert bucket.mount.log().count(GHOST) >= len(refused)
@@ -119,6 +126,18 @@ def test_a_file_takes_the_name_of_a_removed_directory(bucket: Writable, tmp_path
     with writable(bucket.files.parent.parent, server=bucket.server, name="other") as other:
         for name in taken:
             assert (other.path / name).read_bytes() == b"content\n"
+
+
+def test_a_close_that_need_not_wait_says_so_too(tmp_path: Path):
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    log = [GHOST, "was not uploaded", "flush failed"]
+    with ExitStack() as stack:
+        server = (
+            None if CLUSTER else stack.enter_context(running_server(tmp_path / "store", targets=1))
+        )
+        options = ["--write-back", "3600"]
+        mount = writable(tmp_path, server=server, options=options, expected_log=log)
+        give_names_of_removed(stack.enter_context(mount))
 
 
 def put_both(bucket: Writable, name: str) -> bool:

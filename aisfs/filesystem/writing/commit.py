@@ -59,10 +59,16 @@ class Acknowledger:
     """Puts files into the journal, and knows which of them wait for their upload."""
 
     def __init__(
-        self, journal: Journal, writer: Writer, seconds: float, clock: Callable[[], float]
+        self,
+        journal: Journal,
+        writer: Writer,
+        overlay: Overlay,
+        seconds: float,
+        clock: Callable[[], float],
     ) -> None:
-        """Let files wait in `journal` for so many seconds by `clock`."""
+        """Let files wait in `journal` for so many seconds by `clock`; `overlay` knows which names may be refused."""
         self._journal = journal
+        self._overlay = overlay
         self._writer = writer
         self._seconds = seconds
         self._clock = clock
@@ -165,6 +171,8 @@ class Acknowledger:
         With `key`, `base` is the version in the store that it will replace, `only_new` is what the upload calls
         so, and `instead_of` a file that waits under that name. All of it is one step. Called with the locks held.
         """
+        if self._overlay.was_directory(file.bucket, key or file.key):
+            return False
         record = self._record(file, key, base, only_new)
         ended = [e.entry for e in (file, instead_of) if e is not None and e.entry is not None]
         try:
@@ -182,13 +190,18 @@ class Acknowledger:
 
     @any_thread
     def _may_wait(self, file: WrittenFile) -> bool:
-        """Return whether a file may wait. One that opens as a folder may not: that is made of the object."""
+        """Return whether a file may wait.
+
+        One that opens as a folder may not: that is made of the object. Nor may one that AIStore may refuse, which
+        its close is to say.
+        """
         return (
             not file.member
             and file.size <= self._most
             and self._clock() >= self._refused_until
             and (file.entry is not None or len(self.waiting) < WAITING_MOST)
             and not is_shard(file.node.name)
+            and not self._overlay.was_directory(file.bucket, file.key)
         )
 
     @any_thread

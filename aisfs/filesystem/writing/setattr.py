@@ -248,7 +248,7 @@ def write_layer(
     overlay = lister.overlay
     acknowledger = None
     if writer.journal is not None:
-        acknowledger = Acknowledger(writer.journal, writer, settings.write_back, clock)
+        acknowledger = Acknowledger(writer.journal, writer, overlay, settings.write_back, clock)
     committer = Committer(filesystem, tree, overlay, writer, acknowledger)
     write_back = WriteBack(committer, acknowledger) if acknowledger is not None else None
     files = OpenFiles(filesystem, committer, overlay, writer)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from aisfs.cache.names import MetadataCache
+from aisfs.engine.overlay import Overlay, Probes
 from aisfs.engine.writing import journal as journals
 from aisfs.engine.writing import journal as segments
 from aisfs.engine.writing.staging import StagingArea
@@ -30,8 +32,13 @@ class Scene:
         self.area = StagingArea(directory, 1 << 30, journal=True)
         assert self.area.journal is not None
         self.now = 0.0
-        self.writer = Writer(MemoryStore(), self.area, nursery, endpoint="http://x")
-        self.acknowledger = Acknowledger(self.area.journal, self.writer, 5.0, lambda: self.now)
+        store = MemoryStore()
+        self.writer = Writer(store, self.area, nursery, endpoint="http://x")
+        cache = MetadataCache(attr_ttl=60, list_ttl=60, negative_ttl=5, clock=lambda: self.now)
+        overlay = Overlay(Probes(store), cache, list_ttl=60, change_ttl=60, clock=lambda: self.now)
+        self.acknowledger = Acknowledger(
+            self.area.journal, self.writer, overlay, 5.0, lambda: self.now
+        )
 
     def file(self, key: str, content: bytes = b"content") -> WrittenFile:
         node = ObjectNode(BUCKET, ObjectInfo(key, 0), 1, os.fsencode(key))
