@@ -138,6 +138,19 @@ def test_what_a_running_mount_writes_is_not_listed(tmp_path: Path):
     assert [path.name for path in place.staging.iterdir()] == ["parked"]
 
 
+def test_a_full_disk_does_not_bring_back_what_was_removed(tmp_path: Path):
+    options = ["--staging-size", "1MiB"]
+    failed = ["staging directory"]
+    with writable(tmp_path, backend="directory", options=options, expected_log=failed) as place:
+        place.put("listed", b"listed")
+        assert os.listdir(place.path) == ["listed"]
+        os.unlink(place.path / "listed")
+        with pytest.raises(OSError, match="No space left"):
+            (place.path / "listed").write_bytes(bytes(3_000_000))
+        assert eventually(lambda: os.listdir(place.path) == [], 5)
+        assert not (place.path / "listed").exists()
+
+
 def test_a_full_staging_directory(tmp_path: Path):
     failed = ["staging directory"]
     options = ["--staging-size", "1MiB"]

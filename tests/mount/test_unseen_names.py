@@ -287,6 +287,23 @@ def test_what_is_in_a_renamed_directory_shows_what_it_is(place: Writable, name: 
     assert (new / "own").read_bytes() == OURS
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
+def test_what_was_removed_does_not_go_along_with_its_directory(
+    place: Writable, name: str, written: bool
+):
+    folder, new = place.path / name, place.path / f"{name}-new"
+    place.put(f"{name}/first", THEIRS)
+    with pytest.raises(FileExistsError):
+        folder.mkdir()
+    make_known(place, f"{name}/f", written)
+    place.delete(f"{name}/f")
+    os.rename(folder, new)
+    assert eventually(lambda: os.listdir(new) == ["first"], 5)
+    assert eventually(lambda: not (new / "f").exists(), 5)
+    (new / "f").write_bytes(OURS)
+    assert place.stored(f"{name}-new/f") == OURS
+
+
 def test_what_was_removed_is_not_renamed(place: Writable, name: str):
     (place.path / name).write_bytes(b"ours")
     place.delete(name)

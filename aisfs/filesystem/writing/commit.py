@@ -604,7 +604,9 @@ class Committer:
                 self._overlay.forget(file.bucket, file.key)
                 folder, slash, _ = file.key.rpartition("/")
                 self._inodes.directory_attributes.touch(file.bucket, folder + slash)
-        if isinstance(error, AlreadyExists | Stale):  # another client has written it
+        is_new = file.base is None and not file.member
+        # Another client has written it, or a listing is believed from before this mount removed that name.
+        if isinstance(error, AlreadyExists | Stale) or is_new:
             self._tree.changed(file.node)
         self.invalidate(file.node.parent, file.node.name)
 

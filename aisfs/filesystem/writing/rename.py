@@ -133,7 +133,7 @@ class DirectoryRenamer:
             raise
         with self._overlay.namespace_lock:
             now = {info.key: info for info in found}
-            self._forget_older(bucket, now)
+            self._forget_older(bucket, prefix, now)
             self._moved_directory(node, new_prefix, now, moved)
             self.removed(node, beside)
         await self._writer.move_indexes(bucket, prefix, new_prefix, self._limit)
@@ -165,8 +165,8 @@ class DirectoryRenamer:
             ", ".join(stranded) or "none",
         )  # fmt: skip
 
-    def _forget_older(self, bucket: Bucket, now: dict[str, ObjectInfo]) -> None:
-        """Have the kernel look up anew what other clients have changed since it did.
+    def _forget_older(self, bucket: Bucket, prefix: str, now: dict[str, ObjectInfo]) -> None:
+        """Have the kernel look up anew what other clients have changed or removed since it did.
 
         Its numbers, and pages, of such a version do not go on under the new names.
         """
@@ -175,11 +175,14 @@ class DirectoryRenamer:
             node = known if file is None else file.node
             if not isinstance(node, ObjectNode) or node.bucket != bucket:
                 continue
-            info = node.info if file is None else file.base
-            if node.info.key not in now or info is None or info.same_content(now[node.info.key]):
+            info, key = node.info if file is None else file.base, node.info.key
+            if info is None or not key.startswith(prefix):
+                continue
+            if key in now and info.same_content(now[key]):
                 continue
             if file is not None:
-                file.detached_because = Stale("another client has changed it")
+                what = "changed" if key in now else "removed"
+                file.detached_because = Stale(f"another client has {what} it")
                 self._files.unname(file)
             self._committer.invalidate(node.parent, node.name)
 
