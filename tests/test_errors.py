@@ -18,6 +18,7 @@ from aisfs.errors import AisfsError, Stale, Unavailable, untraced
 from aisfs.http.exchange import SpeaksTls
 from aisfs.server.api.s3.errors import S3Error
 from aisfs.server.failures import Failure
+from tests.support.for_each import for_each
 
 
 def kinds_of(base: type[Exception]) -> set[type[Exception]]:
@@ -91,7 +92,7 @@ def told(error: Exception) -> tuple[object, ...]:
     return type(error), str(error), repr(error), error.args, dict(vars(error)), str(fields)
 
 
-@pytest.mark.parametrize("error", OURS + OTHERS, ids=repr)
+@for_each("error", OURS + OTHERS)
 def test_a_copy_says_the_same_and_holds_on_to_nothing(error: Exception):
     raised(error)
     before = told(error)

@@ -18,6 +18,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.auth import Credentials
 from aisfs.stores.web import HostHeaders
 from aisfs.system import logs
+from tests.support.for_each import for_each
 from tests.support.mounts import aisfs
 from tests.support.tars import END, entry
 
@@ -63,7 +64,7 @@ def test_headers_of_many_hosts(tmp_path: Path):
 SECRET = 'a/b+c d="%é\\end'
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spelled",
     [SECRET, quote(SECRET), quote(SECRET, safe=""), quote_plus(SECRET), json.dumps(SECRET, ensure_ascii=False),
      quote(SECRET, safe="").replace("%2F", "%2f").replace("%3D", "%3d").replace("%2B", "%2b")
@@ -88,8 +89,8 @@ def test_urls_and_queries():
     assert "part 2022" in shown("part 2022")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_each(
+    "text, expected",
     [
         ("to https://me:hidden@h/x failed", "to https://[struck out]@h/x failed"),
         ("got http://h/k?a=1&X-Amz-Signature=abc&b=2", "got http://h/k?a=1&[struck out]&b=2"),
@@ -123,7 +124,7 @@ print(shown(os.environ["SAID"]))
 """
 
 
-@pytest.mark.parametrize(
+@for_each(
     "secret",
     ["SasSignature%2Fxyz%3D", "SasSignature/xyz=", "AwsSecret/KeyOfMine",
      r"-----BEGIN\nGoogleKey\n-----END", "EndpointPassword", "ProxyPassword"],

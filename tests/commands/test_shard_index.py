@@ -17,6 +17,7 @@ from rich.console import Console
 from aisfs.errors import AlreadyExists, BucketNotFound, ConfigError, SourceMissing, Unsupported
 from aisfs.work.jobs import build_shard_indexes, prefixes_of
 from aisfs.work.shards import read_cluster_shards
+from tests.support.for_each import for_each
 from tests.support.servers import RunningServer, running_server
 
 DEADLINE = 60.0
@@ -126,8 +127,8 @@ async def test_what_cannot_be_indexed(tmp_path: Path) -> None:
                 await build_shard_indexes(words, {}, server.endpoint, console()[0])
 
 
-@pytest.mark.parametrize(
-    ("words", "prefixes"),
+@for_each(
+    "words, prefixes",
     [
         (["ais://b"], [""]),
         (["ais://b/p/x.tar"], ["p/x.tar"]),

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aisfs.core.ranges import GROWTH, RangeSet, aligned, growing_pieces, pieces
 from aisfs.model import ByteRange
+from tests.support.for_each import for_each
 
 END = 40
 
@@ -95,10 +96,9 @@ def test_damaged_or_cut_bytes_are_a_value_error(ranges, data):
         RangeSet.unpack(packed + b"\0")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "steps",
     [(0, 0), (3, 0), (0, 4, 0, 4), (1 << 63, 1), ((1 << 64) - 1, (1 << 64) - 1), (5,)],
-    ids=["empty", "empty later", "touching", "beyond any object", "overflow", "half"],
 )
 def test_ranges_that_cannot_be_are_a_value_error(steps):
     raw = b"".join(step.to_bytes(8, "little") for step in steps)

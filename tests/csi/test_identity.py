@@ -21,6 +21,7 @@ from aisfs.csi.volumes import parse_volume
 from aisfs.errors import ConfigError
 from tests.csi.conftest import MODES, Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
+from tests.support.for_each import for_each
 from tests.support.issuer import LIST, READ, WRITE, Issuer, token_endpoint
 from tests.support.mounts import eventually
 from tests.support.web_servers import make_certificate
@@ -358,8 +359,8 @@ def test_what_a_volume_gets_of_the_tokens_of_its_pod():
     assert found.secrets == {"pod_token": "a.b.c"}
 
 
-@pytest.mark.parametrize(
-    ("attributes", "said"),
+@for_each(
+    "attributes, said",
     [
         ({"region": "eu.evil.example/"}, "region: "),
         ({"region": ""}, "region: "),

@@ -17,6 +17,7 @@ from aisfs.csi.services import DRIVER
 from aisfs.csi.volumes import parse_volume
 from tests.csi.conftest import running_kubelet
 from tests.docs.documents import ROOT
+from tests.support.for_each import for_each
 from tests.support.mounts import aisfs, environment
 
 DEPLOY = ROOT / "deploy"
@@ -123,7 +124,7 @@ def containers(more: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         yield from pod.get("containers", [])
 
 
-@pytest.mark.parametrize("more", [{}, MORE])
+@for_each("more", [{}, MORE])
 def test_manifests_are_valid(more: dict[str, Any]):
     found = [m for m in manifests(more) if m["kind"] != "PodMonitor"]
     assert len(found) == 18
@@ -173,7 +174,7 @@ def test_volumes_ask_for_what_is_allowed():
     assert driver["metadata"]["name"] == DRIVER
 
 
-@pytest.mark.parametrize("more", [{}, MORE])
+@for_each("more", [{}, MORE])
 def test_commands_in_containers_exist(more: dict[str, Any]):
     ours = [c for c in containers(more) if c["image"].startswith("aisfs:")]
     called = 0

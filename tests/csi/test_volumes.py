@@ -13,6 +13,7 @@ from aisfs.errors import ConfigError
 from aisfs.mount.plan import plan_mount
 from aisfs.settings import ALL_SETTINGS
 from tests.docs.documents import ROOT, section
+from tests.support.for_each import for_each
 
 TEXT = "-----BEGIN CERTIFICATE-----"
 
@@ -81,8 +82,8 @@ def test_another_cluster_needs_a_permission_and_a_token_of_its_own(monkeypatch: 
             check(endpoint, "its own")
 
 
-@pytest.mark.parametrize(
-    ("value", "options", "writable"),
+@for_each(
+    "value, options, writable",
     [
         ("true", [], True), ("on", [], True), ("Yes", [], True), ("1", ["rw"], True),
         ("false", [], False), ("off", [], False), ("true", ["ro"], False), ("on", ["ro", "writable"], False),
@@ -95,13 +96,13 @@ def test_which_volumes_are_writable(value: str, options: list[str], writable: bo
     assert volume.settings == ({"writable": True} if writable else {})
 
 
-@pytest.mark.parametrize("name", ["writable", "direct", "anonymous"])
+@for_each("name", ["writable", "direct", "anonymous"])
 def test_a_flag_is_a_flag(name: str):
     with pytest.raises(ConfigError, match=f'{name}: "true" or "false"'):
         parse_volume({"source": "ais://b", name: "maybe"}, read_only=False)
 
 
-@pytest.mark.parametrize("host", ["", "https://h", "h/x", "u@h", "h:x", "*.h", "h "])
+@for_each("host", ["", "https://h", "h/x", "u@h", "h:x", "*.h", "h "])
 def test_hosts_that_are_none(host: str):
     with pytest.raises(ConfigError):
         Permitted(hosts=(host,))

@@ -1,14 +1,13 @@
 """ADR 0009 shows what the simulation gives; the smaller half of it, so that this stays quick."""
 
-import pytest
-
 from bench.admission import POLICIES, Scenario, dataset
 from tests.docs.documents import ROOT, rows
+from tests.support.for_each import for_each
 
 TABLE = ROOT / "docs" / "adr" / "0009-disk-cache.md"
 
 
-@pytest.mark.parametrize("order", ["cyclic", "shuffled"])
+@for_each("order", ["cyclic", "shuffled"])
 def test_hit_ratios(order: str):
     (told,) = [row for row in rows(TABLE.read_text()) if row[0] == f"147 shards, {order}"]
     data = dataset("a", 147)

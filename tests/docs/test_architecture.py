@@ -2,9 +2,8 @@
 
 import re
 
-import pytest
-
 from tests.docs.documents import ARCHITECTURE, ROOT, rows, section
+from tests.support.for_each import for_each
 
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
@@ -22,7 +21,7 @@ def test_every_name_with_dots_in_the_text_exists():
         assert name in known or name.rpartition(".")[0] in known, name
 
 
-@pytest.mark.parametrize("number", range(1, 11))
+@for_each("number", range(1, 11))
 def test_every_invariant_is_stated_once(number: int):
     found = [row for row in rows(section(ARCHITECTURE, "Invariants")) if row[0] == f"I{number}"]
     assert len(found) == 1

@@ -22,6 +22,7 @@ from aisfs.settings import (
     WriteSettings,
 )
 from tests.docs.documents import CONFIGURATION, rows, section
+from tests.support.for_each import for_each
 
 SETTINGS = (
     ClusterSettings,
@@ -88,7 +89,7 @@ def fields() -> dict[str, object]:
     return {name: field for cls in SETTINGS for name, field in cls.model_fields.items()}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("command", COMMANDS)
 def test_options(command: str):
     actual = options(command)
     table = documented(command)
@@ -98,7 +99,7 @@ def test_options(command: str):
         assert named == set(option.opts), name
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@for_each("command", COMMANDS)
 def test_defaults_of_options(command: str):
     table = documented(command)
     for name, option in options(command).items():

@@ -3,11 +3,11 @@
 import shlex
 
 import click
-import pytest
 
 from aisfs.commands.guide import EXAMPLES, Documented
 from aisfs.commands.main import cli
 from tests.docs.test_configuration import COMMANDS
+from tests.support.for_each import for_each
 
 MAIN = (
     "mount",
@@ -28,7 +28,7 @@ LINE_MOST = 76
 """Characters that `--help` leaves on one line."""
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@for_each("name", EXAMPLES)
 def test_examples_are_commands(name: str):
     for line, what in EXAMPLES[name]:
         assert len(line) <= LINE_MOST
@@ -45,12 +45,12 @@ def test_examples_are_commands(name: str):
         command.make_context(name, words, parent=context)
 
 
-@pytest.mark.parametrize("name", MAIN)
+@for_each("name", MAIN)
 def test_main_commands_have_three_examples(name: str):
     assert len(EXAMPLES[name]) >= 3
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_every_command_shows_its_examples(name: str):
     command = COMMANDS[name]
     assert isinstance(command, Documented), "give the command cls=Documented"

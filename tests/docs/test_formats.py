@@ -5,10 +5,10 @@ import struct
 import zlib
 
 import msgpack
-import pytest
 
 from aisfs.core.index.member_index import MemberIndex
 from tests.core.index.test_published import Case, cases
+from tests.support.for_each import for_each
 
 
 def read(data: bytes) -> dict:
@@ -120,7 +120,7 @@ def said(case: Case) -> dict:
     }
 
 
-@pytest.mark.parametrize("name", cases())
+@for_each("name", cases())
 def test_a_reader_made_from_the_page_reads_a_published_index(name):
     case = cases()[name]
     assert read(case.data) == said(case)

@@ -1,7 +1,5 @@
 """Numbers that SEMANTICS tells of reads and caches are those of the code."""
 
-import pytest
-
 from aisfs.cache import format, maintenance, names, resident
 from aisfs.core.policy import shard_readers
 from aisfs.core.views import samples
@@ -9,6 +7,7 @@ from aisfs.engine import buffers, fetcher, parts, scanning
 from aisfs.fuse import mountpoint
 from aisfs.mount import memory, services
 from tests.docs.documents import SEMANTICS, section
+from tests.support.for_each import for_each
 
 MIB = 1 << 20
 TOLD = [
@@ -41,7 +40,7 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "holds"), TOLD, ids=[words for words, _ in TOLD])
+@for_each("words, holds", TOLD)
 def test_numbers_of_reads_and_caches(words: str, holds: bool):
     text = " ".join(section(SEMANTICS, "Reads and caches").split())
     assert words in text

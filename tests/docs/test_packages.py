@@ -5,9 +5,8 @@ import subprocess
 import sys
 import tomllib
 
-import pytest
-
 from tests.docs.documents import ROOT
+from tests.support.for_each import for_each
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGING = ROOT / "packaging"
@@ -66,10 +65,9 @@ def test_manifests_name_the_image_of_this_version():
     assert f"docker build -t {image} ." in (ROOT / "Dockerfile").read_text()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "script",
     [path for path in sorted(PACKAGING.rglob("*")) if path.is_file()],
-    ids=lambda p: p.name,
 )
 def test_scripts_are_read_without_a_complaint(script):
     if script.parent.name == "checks" or script.read_bytes().startswith(b"#!/usr/bin/env bash"):

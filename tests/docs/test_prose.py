@@ -1,7 +1,5 @@
 """Tables of the documents that strangers read stay readable."""
 
-import pytest
-
 from tests.docs.documents import (
     ARCHITECTURE,
     CONFIGURATION,
@@ -11,6 +9,7 @@ from tests.docs.documents import (
     prose,
     rows,
 )
+from tests.support.for_each import for_each
 
 PAGES = [
     README,
@@ -26,7 +25,7 @@ PAGES = [
 CELL_WORDS = 25
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@for_each("page", PAGES)
 def test_cells_are_short(page):
     long = [cell for row in rows(prose(page)) for cell in row if len(cell.split()) > CELL_WORDS]
     assert not long, "put the details below the table"

@@ -2,8 +2,6 @@
 
 import resource
 
-import pytest
-
 from aisfs.engine.buffers import (
     COPIED_MAX,
     PART_MAX,
@@ -14,6 +12,7 @@ from aisfs.engine.buffers import (
     buffer_size,
 )
 from aisfs.model import ByteRange
+from tests.support.for_each import for_each
 
 FROM = 64 << 10
 MIB = 1 << 20
@@ -57,8 +56,8 @@ def test_what_is_free_and_what_is_used_stay_within_the_limit():
     assert pool.free == 8 * MIB
 
 
-@pytest.mark.parametrize(
-    ("length", "size"),
+@for_each(
+    "length, size",
     [
         (1, 1),
         (MIB - 1, MIB - 1),
@@ -134,8 +133,8 @@ def test_free_buffers_give_way_to_those_of_another_length():
         assert pool.free + used <= 32 * MIB
 
 
-@pytest.mark.parametrize(
-    ("size", "limit", "lengths"),
+@for_each(
+    "size, limit, lengths",
     [
         (0, 512 * MIB, []),
         (1000, 512 * MIB, [1000]),
@@ -155,8 +154,8 @@ def test_what_is_of_use_only_as_a_whole_comes_in_few_parts_of_little_of_the_memo
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
 
 
-@pytest.mark.parametrize(
-    ("size", "limit", "lengths"),
+@for_each(
+    "size, limit, lengths",
     [
         (0, 512 * MIB, []),
         (1000, 512 * MIB, [1000]),

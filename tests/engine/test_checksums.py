@@ -5,7 +5,6 @@ import random
 import weakref
 from itertools import pairwise
 
-import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from aisfs.cache.format import entry_id
 from aisfs.engine.buffers import BufferPool
 from aisfs.engine.parts import Part, RunningSums
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from tests.support.for_each import for_each
 
 CONTENT = os.urandom(10_000)
 
@@ -55,7 +55,7 @@ def test_the_order_does_not_matter(cuts, seed):
     assert sums.finish(an_entry()) is None, "only once"
 
 
-@pytest.mark.parametrize("left_out", [0, 1, 2])
+@for_each("left_out", [0, 1, 2])
 def test_a_part_that_did_not_come_leaves_it_open(left_out):
     parts = [a_part(0, 100), a_part(100, 5000), a_part(5000, len(CONTENT))]
     del parts[left_out]
@@ -86,7 +86,7 @@ def test_a_part_that_went_before_its_turn_leaves_it_open():
     assert sums.finish(an_entry()) is None
 
 
-@pytest.mark.parametrize("checksum", ["", "crc32c:00"])
+@for_each("checksum", ["", "crc32c:00"])
 def test_what_is_not_computed_here(checksum):
     sums = RunningSums()
     sums.add(an_entry(checksum), a_part(0, len(CONTENT)))

@@ -23,6 +23,7 @@ from aisfs.engine.parts import BOOKS
 from aisfs.errors import NotFound, ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.stores.memory import MemoryStore
+from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
 MIB = 1 << 20
@@ -120,7 +121,7 @@ async def fetching(size=4 * MIB, *, cache=None, memory_limit=64 * MIB, hook=None
         services.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("cache", [None, FakeCache(), FakeCache(admits=False)])
+@for_each("cache", [None, FakeCache(), FakeCache(admits=False)])
 async def test_bytes_are_right_whatever_is_there_already(cache):
     async with fetching(cache=cache) as setup:
         for start, stop in [(10, 20), (0, 100), (5, 3000), (2 * MIB, 3 * MIB), (0, 4 * MIB)]:
@@ -465,7 +466,7 @@ async def test_stream_asks_for_a_link_full_at_once_and_first_for_little():
         assert sum(parts) == STREAM_BYTES == PART_MAX * 4
 
 
-@pytest.mark.parametrize("cache", [None, FakeCache(admits=False), FakeCache()])
+@for_each("cache", [None, FakeCache(admits=False), FakeCache()])
 async def test_streams_that_fill_the_memory_go_on(cache):
     """Parts that landed and stay in memory make room too: a stream waited for ever for a drop."""
     whole = 6 * PART_MAX

@@ -4,7 +4,6 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from aisfs.model import ObjectInfo
 from aisfs.settings import Scan
 from tests.core.archive.test_scanner import everything
 from tests.engine.test_fetcher import BUCKET, MIB, FakeCache, fetching
+from tests.support.for_each import for_each
 from tests.support.tars import BLOCK, END, entry, long_name, pax
 
 LABEL = parse_label("cls")
@@ -124,8 +124,8 @@ async def feeding(*, limit=None, beside=None, **options):
         assert feeder.report.streamed + feeder.report.walked == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "beside", "expected", "mode", "streams"),
+@for_each(
+    "limit, beside, expected, mode, streams",
     [
         (1 << 30, None, None, Scan.AUTO, True),
         (1 << 30, 1 << 29, None, Scan.AUTO, True),
@@ -237,7 +237,7 @@ async def test_headers_are_fetched_several_at_once_where_an_index_says_that_they
     assert requests < REQUESTS_MAX
 
 
-@pytest.mark.parametrize(
+@for_each(
     "hint",
     [
         TRUTH[:300],
@@ -261,8 +261,8 @@ def test_no_hint_changes_what_is_found(data, lies):
     assert trio.run(walked, data, hint)[0] == trio.run(walked, data, None)[0]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "most"),
+@for_each(
+    "sizes, most",
     [([8 << 20] * 20, STREAMS), ([55 << 20] * 6, 2), ([1 << 30] * 3, 1), ([0] * 9, STREAMS)],
 )
 async def test_shards_are_streamed_in_their_order_and_few_bytes_of_them_at_once(sizes, most):

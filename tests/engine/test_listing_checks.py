@@ -16,6 +16,7 @@ from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Keys, ObjectInfo, Page
 from aisfs.stores.memory import MemoryStore
 from tests.engine.test_lister import BUCKET, make
+from tests.support.for_each import for_each
 
 TTL = 60.0
 
@@ -237,7 +238,7 @@ def test_memory_of_directories_is_bounded(monkeypatch):
     held.check_room(BUCKET, "new/")
 
 
-@pytest.mark.parametrize("list_ttl", [1.0, 600.0])
+@for_each("list_ttl", [1.0, 600.0])
 def test_a_directory_made_here_is_soon_asked_about_however_long_listings_are_believed(list_ttl):
     now = 100.0
     held = HeldDirectories(list_ttl, lambda: now)

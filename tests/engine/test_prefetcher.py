@@ -15,6 +15,7 @@ from aisfs.engine.prefetcher import Prefetcher, fill
 from aisfs.errors import Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo, Page
 from tests.engine.test_fetcher import MIB, FakeCache, fetching
+from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
 SHARD = ObjectInfo("x.tar", 10, "1")
@@ -92,7 +93,7 @@ def names(count):
     return {b"%06d.tar" % at: ObjectInfo(f"{at:06}.tar", 10, "1") for at in range(count)}
 
 
-@pytest.mark.parametrize("count", [100, 20_000])
+@for_each("count", [100, 20_000])
 async def test_a_directory_is_not_looked_through_for_what_is_no_shard(count):
     listing = WatchedListing({b"x.bin": ObjectInfo("x.bin", 10, "1"), **names(count)}, Counter())
     lister = SimpleNamespace(last_listing=lambda bucket, prefix: listing)

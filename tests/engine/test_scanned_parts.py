@@ -11,6 +11,7 @@ from aisfs.engine.buffers import FIRST_PART, BufferPool
 from aisfs.engine.parts import Part
 from aisfs.model import ByteRange
 from tests.engine.test_fetcher import BUCKET, MIB, FakeCache, fetching
+from tests.support.for_each import for_each
 
 
 async def scan(setup, opened=None, **options):
@@ -19,7 +20,7 @@ async def scan(setup, opened=None, **options):
         pass
 
 
-@pytest.mark.parametrize("cache", [None, FakeCache(admits=False)], ids=["none", "full"])
+@for_each("cache", [None, FakeCache(admits=False)])
 async def test_what_a_scan_has_streamed_is_read_from_memory(cache):
     async with fetching(16 * MIB, cache=cache, memory_limit=20 * MIB) as setup:
         await scan(setup)
@@ -29,7 +30,7 @@ async def test_what_a_scan_has_streamed_is_read_from_memory(cache):
         assert setup.store.bytes_read == 16 * MIB
 
 
-@pytest.mark.parametrize("at_once", [MIB, 8 * MIB])
+@for_each("at_once", [MIB, 8 * MIB])
 async def test_of_more_than_fits_the_beginning_is_kept(at_once):
     async with fetching(64 * MIB, memory_limit=32 * MIB) as setup:
         await scan(setup, at_once=at_once)

@@ -27,6 +27,7 @@ from aisfs.settings import Shards
 from aisfs.stores.memory import MemoryStore
 from tests.filesystem.model import Member, tar_of
 from tests.filesystem.user import BUCKET, OFF, User, build, new_store, push_out
+from tests.support.for_each import for_each
 
 COMMANDS = {
     errors.ConfigError,
@@ -218,8 +219,8 @@ def expected(operation: Operation, error: type[AisfsError]) -> type[AisfsError]:
     return Stale if operation in READS and issubclass(error, Stale | NotFound) else error
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@for_each("error", ERRORS)
 async def test_error_comes_out_and_is_not_remembered(
     operation: Operation, error: type[AisfsError], nursery: trio.Nursery
 ):
@@ -249,8 +250,8 @@ async def test_error_comes_out_and_is_not_remembered(
     scene.everything.forget_all()
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("page", [1, 2], ids=["second-page", "last-page"])
+@for_each("error", ERRORS)
+@for_each("page", [1, 2])
 async def test_a_listing_is_complete_or_an_error(
     page: int, error: type[AisfsError], nursery: trio.Nursery
 ):
@@ -413,12 +414,12 @@ def test_every_error_of_a_request_is_in_the_table():
     assert set(ERRNOS) == set(ERRORS) - COMMANDS - {AisfsError}
 
 
-@pytest.mark.parametrize("error", sorted(COMMANDS, key=lambda cls: cls.__name__))
+@for_each("error", sorted(COMMANDS, key=lambda cls: cls.__name__))
 def test_what_is_not_in_the_table_is_eio(error: type[AisfsError]):
     assert errno_of(error("at mount time only")) == (errno.EIO, logging.ERROR)
 
 
-@pytest.mark.parametrize("error", sorted(ERRNOS, key=lambda cls: cls.__name__))
+@for_each("error", sorted(ERRNOS, key=lambda cls: cls.__name__))
 def test_a_kind_of_an_error_is_mapped_like_it(error: type[AisfsError]):
     class Special(error):
         pass

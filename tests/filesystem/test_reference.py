@@ -31,6 +31,7 @@ from tests.filesystem.model import (
 )
 from tests.filesystem.operations import examples
 from tests.filesystem.user import BUCKET, OFF, User, build, new_store
+from tests.support.for_each import for_each
 
 MODES = st.sampled_from(list(Shards))
 Path = tuple[bytes, ...]
@@ -207,7 +208,7 @@ def run(main: Callable, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("shards", list(Shards))
-@examples(80)
+@examples(40)
 @given(history=ops.histories(ops.all_changes, ops.all_changes, ops.uses))
 def test_tree_is_the_models_by_listing(shards: Shards, history: list[ops.Operation]):
     async def main() -> None:
@@ -225,7 +226,7 @@ def test_tree_is_the_models_by_listing(shards: Shards, history: list[ops.Operati
     run(main)
 
 
-@examples(150)
+@examples(70)
 @given(ops.shards)
 def test_folder_of_a_shard_is_the_models(content: tuple[Member, ...]):
     async def main() -> None:
@@ -240,7 +241,7 @@ def test_folder_of_a_shard_is_the_models(content: tuple[Member, ...]):
 
 @pytest.mark.parametrize("list_ttl", [0.0, 60.0], ids=["never-listed", "first-page"])
 @pytest.mark.parametrize("shards", list(Shards))
-@examples(25)
+@examples(12)
 @given(history=ops.histories(ops.all_changes, max_size=5))
 def test_tree_is_the_models_by_lookup_alone(
     shards: Shards, list_ttl: float, history: list[ops.Operation]
@@ -471,7 +472,7 @@ USES = st.tuples(st.sampled_from(("find", "list", "read")), st.sampled_from(ops.
 
 
 @pytest.mark.parametrize("shards", list(Shards))
-@examples(150)
+@examples(70)
 @given(
     begin=st.sets(st.sampled_from(ops.FEW_KEYS)),
     history=st.lists(
@@ -530,14 +531,13 @@ def symlink(name: str, target: str) -> Member:
     return Member(name, tarfile.SYMTYPE, target=target)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "links",
     [
         [symlink("l", "d"), symlink("d/up", "..")],
         [symlink("dot", "."), symlink("l", "dot/a")],
         [Member("d/b"), symlink("d/up", ".."), symlink("l", "d/up/a")],
     ],
-    ids=["its-directory-had-only-a-refused-link", "over-a-circle", "over-a-link-to-its-parent"],
 )
 def test_regression_1_symlink_that_hangs_on_a_circle_is_left_out(links: list[Member]):
     """The circle is refused, so the other link ends nowhere: SEMANTICS.md section 4 hides it."""
@@ -546,7 +546,7 @@ def test_regression_1_symlink_that_hangs_on_a_circle_is_left_out(links: list[Mem
     assert listed(content).keys() == shard_folder(content).entries.keys()
 
 
-@pytest.mark.parametrize("shards", list(Shards))
+@for_each("shards", list(Shards))
 def test_regression_2_folder_of_a_shard_with_a_long_name_is_not_listed(shards: Shards):
     """`X.tar` has 254 bytes, `X.tar.d` would have 256: listed with `both`, but ENAMETOOLONG."""
 

@@ -12,6 +12,7 @@ from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
 from aisfs.settings import Shards
 from tests.filesystem.model import Member, tar_of
 from tests.filesystem.user import BUCKET, DeafKernel, User, build, new_store, push_out
+from tests.support.for_each import for_each
 
 OLD = tar_of((Member("a", data=b"old a"), Member("d/b", data=b"old b"), Member("empty")))
 NEW = tar_of((Member("a", data=b"new a!"), Member("c", data=b"new c")))
@@ -255,7 +256,7 @@ def test_kernel_is_told_how_long_a_name_may_still_be_believed():
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-@pytest.mark.parametrize("key", ["small/new", "large/new"])
+@for_each("key", ["small/new", "large/new"])
 def test_missing_name_is_missing_no_longer_than_it_may_be(key: str):
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -7,11 +7,10 @@ compared with the structs of linux/fuse.h by hand.
 import stat
 import struct
 
-import pytest
-
 from aisfs.filesystem.nodes import Attr, FileRun
 from aisfs.fuse import abi
 from aisfs.fuse.abi import FilePacker, InitFlag, Opcode
+from tests.support.for_each import for_each
 
 FILE = Attr(1 << 63 | 5, stat.S_IFREG | 0o444, 1025, 1_700_000_000_123_456_789, 1000, 100)
 DIRECTORY = Attr(1, stat.S_IFDIR | 0o555, 131072, -1, 0, 0, 1.5)
@@ -66,8 +65,8 @@ BATCH_FORGET = message(
 )
 
 
-@pytest.mark.parametrize(
-    ("request_", "opcode", "unique", "nodeid", "pid"),
+@for_each(
+    "request_, opcode, unique, nodeid, pid",
     [
         (INIT, Opcode.INIT, 2, 0, 0),
         (LOOKUP, Opcode.LOOKUP, 0x1C, 1, 0x4184),
@@ -169,7 +168,7 @@ FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [0, 159, 160, 319, 320, 488, 10_000])
+@for_each("size", [0, 159, 160, 319, 320, 488, 10_000])
 def test_files_are_packed_alike_in_both_ways(size: int):
     files = FileRun(
         range(1 << 63, (1 << 63) + len(FILES)),
@@ -191,7 +190,7 @@ def test_files_are_packed_alike_in_both_ways(size: int):
     assert (bytes(packed), count) == (b"".join(fitting), len(fitting))
 
 
-@pytest.mark.parametrize("length", range(1, 17))
+@for_each("length", range(1, 17))
 def test_entries_are_aligned(length: int):
     one = abi.direntplus(FILE, bytes(length), 7, 0.0)
     assert len(one) == 152 + (length + 7) // 8 * 8

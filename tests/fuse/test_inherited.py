@@ -15,6 +15,7 @@ from aisfs.fuse.mountpoint import (
     descriptor_of,
     umount2,
 )
+from tests.support.for_each import for_each
 
 OPTIONS = "rootmode=40000,user_id=0,group_id=0"
 
@@ -32,8 +33,8 @@ def refusal(fd: int) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "fd"),
+@for_each(
+    "path, fd",
     [("/dev/fd/7", 7), ("/dev/fd/", None), ("/dev/fd/x", None), ("/mnt/dev/fd/7", None)],
 )
 def test_a_path_may_stand_for_a_descriptor(path: str, fd: int | None):

@@ -18,6 +18,7 @@ from aisfs.fuse import abi, dispatcher, session
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.dispatcher import Interrupts, Pending, Reply, is_ending
 from aisfs.fuse.session import Watchdog
+from tests.support.for_each import for_each
 
 NAMED = r"""
 import sys
@@ -84,11 +85,11 @@ def stopped(how: str, number: int) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "number",
     [signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGPROF],
 )
-@pytest.mark.parametrize("how", ["handled", "ignored"])
+@for_each("how", ["handled", "ignored"])
 def test_a_signal_that_a_program_survives_ends_nothing(how: str, number: int) -> None:
     with stopped(how, number) as process:
         threads = sorted(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))
@@ -97,14 +98,14 @@ def test_a_signal_that_a_program_survives_ends_nothing(how: str, number: int) ->
         assert [is_ending(thread) for thread in threads] == [False, False]
 
 
-@pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGWINCH, signal.SIGTSTP])
+@for_each("number", [signal.SIGCHLD, signal.SIGWINCH, signal.SIGTSTP])
 def test_what_ends_no_program_ends_nothing(number: int) -> None:
     with stopped("default", number) as process:
         process.send_signal(number)
         assert is_ending(process.pid) is False
 
 
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGABRT, signal.SIGSYS])
+@for_each("number", [signal.SIGQUIT, signal.SIGABRT, signal.SIGSYS])
 def test_a_signal_that_ends_a_program_shows_while_it_waits(number: int) -> None:
     with stopped("default", number) as process:
         process.send_signal(number)

@@ -1,14 +1,13 @@
 """How far a peer is, by its address."""
 
-import pytest
-
 from aisfs.http.exchange import Distance, distance
+from tests.support.for_each import for_each
 
 OWN = "10.0.0.5"
 
 
-@pytest.mark.parametrize(
-    ("peer", "found"),
+@for_each(
+    "peer, found",
     [
         ("127.0.0.1", Distance.MACHINE),
         ("127.8.8.8", Distance.MACHINE),

@@ -14,6 +14,7 @@ from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent
 from tests.stores.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -65,7 +66,7 @@ def trickling(first, piece):
     return pieces
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [
         OK + b"Ais-Version: 1\r\nContent-Le",
@@ -86,7 +87,7 @@ async def test_a_head_that_breaks_off_is_no_reply(head):
         assert [info.key for info in page.objects] == ["k"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [
         OK + b"Ais-Version: 1\r\nno header at all\r\nContent-Length: 5\r\n\r\n",
@@ -109,7 +110,7 @@ async def test_a_head_of_something_else_is_no_reply(head):
             assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("code", [*range(1, 10), 11, 12, *range(14, 32), 127, 0x85])
+@for_each("code", [*range(1, 10), 11, 12, *range(14, 32), 127, 0x85])
 async def test_a_control_character_in_a_location_is_one_of_the_name(code):
     """As AIStore writes it; of the place only host and query count."""
     key = f"a{chr(code)}b"
@@ -129,7 +130,7 @@ async def test_a_control_character_in_a_location_is_one_of_the_name(code):
         assert (await client.head(B, key)).size == 5
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer",
     [
         endless(OK, b"A: " + b"x" * 10_000 + b"\r\n"),
@@ -140,7 +141,7 @@ async def test_a_control_character_in_a_location_is_one_of_the_name(code):
         trickling(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     ],
 )
-@pytest.mark.parametrize("method", ["GET", "PUT"])
+@for_each("method", ["GET", "PUT"])
 async def test_a_head_without_end_ends(answer, method):
     async with connected(answering(answer, method=method), read_timeout=0.5) as (client, _):
         content = BytesContent(b"12345")
@@ -148,7 +149,7 @@ async def test_a_head_without_end_ends(answer, method):
             await (client.list_page(B, "") if method == "GET" else client.upload(B, "k", content))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer",
     [
         endless(OK + LISTING + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b" " * 65538),
@@ -170,7 +171,7 @@ async def test_a_list_of_buckets_without_end_ends():
             await client.list_buckets()
 
 
-@pytest.mark.parametrize("retried", [False, True])
+@for_each("retried", [False, True])
 async def test_a_body_that_trickles_ends_with_the_deadline(retried):
     head = OK + LISTING + b"Connection: close\r\n\r\n"
     async with connected(answering(trickling(head, b" ")), io_timeout=1) as (client, _):
@@ -179,7 +180,7 @@ async def test_a_body_that_trickles_ends_with_the_deadline(retried):
             await store.list_page(B, "")
 
 
-@pytest.mark.parametrize("status", [b"404 Not Found", b"500 Oops", b"307 Go"])
+@for_each("status", [b"404 Not Found", b"500 Oops", b"307 Go"])
 async def test_an_error_without_end_ends(status):
     head = b"HTTP/1.1 " + status + b"\r\nConnection: close\r\n\r\n"
     for answer in (endless(head, b" " * 65536), trickling(head, b" ")):

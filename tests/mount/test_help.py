@@ -9,6 +9,7 @@ import click
 import pytest
 
 from aisfs.commands.main import cli
+from tests.support.for_each import for_each
 from tests.support.mounts import aisfs, environment, run
 from tests.support.servers import running_server
 
@@ -25,7 +26,7 @@ WORDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", WORDS, ids=" ".join)
+@for_each("command", WORDS)
 def test_help(command: tuple[str, ...]):
     done = aisfs(*command, "--help")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -173,8 +174,8 @@ SLOW = {"trio", "requests", "pydantic_settings", "aisfs.mount.run"}
 """Modules that take longer to import than a person waits for a key."""
 
 
-@pytest.mark.parametrize(
-    ("line", "slow"),
+@for_each(
+    "line, slow",
     [
         ("aisfs ", {*SLOW, "pydantic"}),
         *((f"aisfs {name} --", {*SLOW, "pydantic"}) for name in cli.list_commands(click.Context(cli))),
@@ -193,7 +194,7 @@ def test_completion_imports_nothing_slow(line: str, slow: set[str]):
     assert not imported & slow
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@for_each("shell", ["zsh", "fish"])
 def test_other_shells_have_a_script(shell: str):
     done = aisfs("completion", shell)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -206,7 +207,7 @@ def test_version():
     assert re.search(r"\d+\.\d+\.\d+", done.stdout.decode())
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("--nonsense",), ("umount",), ("serve",)])
+@for_each("arguments", [("nonsense",), ("--nonsense",), ("umount",), ("serve",)])
 def test_wrong_usage(arguments: tuple[str, ...]):
     done = aisfs(*arguments)
     assert done.returncode == 2

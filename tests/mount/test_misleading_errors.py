@@ -14,6 +14,7 @@ import pytest
 from aisfs.commands.options import Exit
 from tests.mount.content import fill
 from tests.mount.datasets import encode, sample
+from tests.support.for_each import for_each
 from tests.support.mounts import COMMAND, aisfs, environment, is_mountpoint, mounted, run
 from tests.support.servers import RunningServer, running_server
 from tests.support.web_servers import make_certificate, nginx, python_server
@@ -189,8 +190,8 @@ def test_a_view_of_loose_pictures(
 # The machine --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@for_each(
+    "words, said",
     [
         (["mont", "ais://b", "/mnt"], "No such command 'mont'. Did you mean 'mount'?"),
         (["unmount", "/mnt"], "No such command 'unmount'. Did you mean 'umount'?"),

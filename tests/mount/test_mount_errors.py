@@ -9,6 +9,7 @@ import pytest
 
 from tests.mount.content import fill
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server
+from tests.support.for_each import for_each
 from tests.support.mounts import (
     COMMAND,
     MountFailedError,
@@ -145,7 +146,7 @@ def test_no_arguments():
     refused(USAGE)
 
 
-@pytest.mark.parametrize("words", [[], ["cache"]])
+@for_each("words", [[], ["cache"]])
 def test_a_command_without_arguments_shows_its_help(words: list[str]):
     done = aisfs(*words)
     assert (done.returncode, done.stdout) == (USAGE, b"")

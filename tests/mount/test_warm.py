@@ -24,6 +24,7 @@ from tests.mount.cache_tools import (
 )
 from tests.mount.content import delete, put
 from tests.mount.test_mount_errors import MISSING, USAGE, one_line
+from tests.support.for_each import for_each
 from tests.support.mounts import COMMAND, Mount, aisfs, environment, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
@@ -354,7 +355,7 @@ def test_a_path_that_is_not_in_a_mount(place: str, mount: Mount, tmp_path: Path)
     assert str(paths[-1]) in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("words", [[], ["--jobs", "0", "."], ["--jobs", "many", "."]])
+@for_each("words", [[], ["--jobs", "0", "."], ["--jobs", "many", "."]])
 def test_words_that_make_no_sense(words: list[str]):
     done = aisfs("warm", *words)
     assert done.returncode == USAGE

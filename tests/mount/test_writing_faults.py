@@ -21,6 +21,7 @@ from tests.mount.content import payload
 from tests.mount.faulty_stores import FaultyStore, Rule, faulty_store
 from tests.mount.test_writing_shards_faults import padded
 from tests.mount.writable import writable
+from tests.support.for_each import for_each
 from tests.support.mounts import Mount, eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
@@ -310,7 +311,7 @@ def test_the_server_dies_and_comes_back(place: Place):
     assert place.store.stored("f") == NEW
 
 
-@pytest.mark.parametrize("kind", ["ais", "s3"])
+@for_each("kind", ["ais", "s3"])
 def test_the_daemon_dies_while_it_uploads(kind: str):
     """The server has all of it, and nobody was told."""
     with place_of(kind, "--io-timeout", "60") as place:

@@ -14,6 +14,7 @@ from torchvision.datasets import DatasetFolder
 from aisfs.torch import ShardWindowSampler
 from tests.mount.cache_data import Dataset, make_shards
 from tests.mount.cache_tools import Meter
+from tests.support.for_each import for_each
 from tests.support.mounts import Mount, mounted, python
 from tests.support.servers import RunningServer, running_server
 
@@ -214,8 +215,8 @@ def test_nothing_to_read(tmp_path: Path):
     assert (len(sampler), list(sampler), sampler.shards) == (0, [], 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
+@for_each(
+    "options, reason",
     [
         ({"window": 0}, "window must be at least one shard, not 0"),
         ({"window": 1, "num_replicas": 2, "rank": 2}, "rank 2 is not one of 2 replicas"),

@@ -16,6 +16,7 @@ from aisfs.errors import (
 from aisfs.model import Bucket
 from aisfs.stores.memory import MemoryStore
 from aisfs.stores.pipeline import CallPipeline
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 DATA = random.Random(1).randbytes(20 << 20)
@@ -271,7 +272,7 @@ async def collect(store, info, sink=None):
     return b"".join(pieces)
 
 
-@pytest.mark.parametrize("break_at", [1, 5 << 20, (5 << 20) + 1, len(DATA) - 1])
+@for_each("break_at", [1, 5 << 20, (5 << 20) + 1, len(DATA) - 1])
 async def test_a_cut_stream_goes_on_where_it_broke(break_at):
     memory, store = stores(inner=Breaking)
     memory.break_at = break_at

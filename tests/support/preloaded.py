@@ -50,7 +50,10 @@ _READ_LATE = (
     "AWS_",
     "AZURE_",
     "GOOGLE_",
+    "HF_",
     "STORAGE_",
+    *(f"{kind}_PROXY" for kind in ("ALL", "HTTP", "HTTPS", "NO")),
+    *(f"{kind}_proxy" for kind in ("all", "http", "https", "no")),
 )
 """How the names of variables begin that nothing reads while it is loaded."""
 _WORDS_MAX = 8192

@@ -11,6 +11,7 @@ import pytest
 from aisfs.system import daemon
 from aisfs.system.daemon import WARNINGS_MAX, Reporter
 from aisfs.system.logs import KEPT, RecentWarnings
+from tests.support.for_each import for_each
 
 MINUTE = 60.0
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a worker's threads
@@ -33,8 +34,8 @@ def test_messages_arrive_in_order():
     assert len(warning["warning"]) < 1000
 
 
-@pytest.mark.parametrize(
-    ("end", "code", "said"),
+@for_each(
+    "end, code, said",
     [
         (lambda reporter: reporter.failed("no 'such' \udc80 bucket", 5), 5, "no 'such' \\udc80 bucket"),
         (lambda _: None, 1, "ended before"),

@@ -17,6 +17,7 @@ from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.names.formats import Form, form_of_content
 from aisfs.errors import ArchiveTooLarge, Stale
 from tests.support.archives import COMPRESSIONS, lz4_legacy, make_tar, text, xz_with_dictionary
+from tests.support.for_each import for_each
 
 FORMS = {
     Form.TAR_GZ: "tgz",
@@ -100,8 +101,8 @@ def test_lz4_legacy_frames_of_the_program():
     assert drain(open_codec(Form.TAR_LZ4, Dripping(packed, 1 << 20)), 1 << 20) == (data, "")
 
 
-@pytest.mark.parametrize(
-    ("end", "damage"),
+@for_each(
+    "end, damage",
     [
         (b"\x05", "it ends within a legacy block"),
         (b"\x05\0\0\0abcd", "it ends within a legacy block"),
@@ -126,8 +127,8 @@ def zst(data: bytes, window_log: int) -> bytes:
     return compressor.compress(data) + compressor.flush()  # of unknown length: the window counts
 
 
-@pytest.mark.parametrize(
-    ("form", "modest", "greedy"),
+@for_each(
+    "form, modest, greedy",
     [
         (
             Form.TAR_XZ,
@@ -170,7 +171,7 @@ def test_damaged_bytes_end_in_words(form, data):
     assert len(found) <= 4 * len(WHOLE)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@for_each("form", FORMS)
 def test_no_piece_is_larger_than_asked_for(form):
     bomb = COMPRESSIONS[FORMS[form]](bytes(64 << 20))
     buffer = memoryview(bytearray(1 << 20))
@@ -187,7 +188,7 @@ class Changing(io.RawIOBase):
         raise Stale("it changed")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@for_each("form", FORMS)
 def test_errors_of_the_file_below_are_not_damage(form):
     with pytest.raises(Stale):
         read_piece(open_codec(form, Changing()), memoryview(bytearray(100)))
@@ -266,8 +267,8 @@ def test_zeros_behind_the_last_stream_are_no_damage(form, zeros, step, size):
     assert drain(open_codec(form, Dripping(data, step)), size) == (WHOLE, "")
 
 
-@pytest.mark.parametrize("form", PADDED)
-@pytest.mark.parametrize("zeros", [0, 512])
+@for_each("form", PADDED)
+@for_each("zeros", [0, 512])
 def test_anything_else_behind_the_last_stream_is_damage(form, zeros):
     data = PACKED[form] + bytes(zeros) + b"garbage" * 10
     found, damage = drain(open_codec(form, Dripping(data, 1000)))

@@ -19,6 +19,7 @@ from aisfs.core.index.member_index import MemberKind
 from aisfs.core.index.zip_columns import LOCAL_HEADER, Packing, data_offset
 from aisfs.core.names.formats import DEFLATED, Form, form_of_content, form_of_name
 from aisfs.core.views.tree import MembersView
+from tests.support.for_each import for_each
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 
 
@@ -234,8 +235,8 @@ OLD = field(0x5855, struct.pack("<ii", 5, 1_600_000_001))
 """As macOS writes it: times of access and of modification."""
 
 
-@pytest.mark.parametrize(
-    ("extra", "seconds"),
+@for_each(
+    "extra, seconds",
     [
         (OLD, 1_600_000_001),
         (field(0x5855, struct.pack("<iiHH", 5, -7, 501, 20)), -7),
@@ -282,8 +283,8 @@ def test_packing_of_other_lengths_is_refused():
         Packing.from_bytes(b"\0", b"", array("I", [1]).tobytes())
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
+@for_each(
+    "name, form",
     [
         (b"x.tar", Form.TAR),
         (b"x.tgz", Form.TAR_GZ),
@@ -353,7 +354,7 @@ def test_backslashes_of_dos_separate_directories():
     }
 
 
-@pytest.mark.parametrize("encoding", ["", "cp932"])
+@for_each("encoding", ["", "cp932"])
 def test_the_unicode_path_field_names_a_member(encoding):
     raw = b"\x81.jpg"
     name = unicode_path("дом\\ü.jpg", raw)
@@ -376,7 +377,7 @@ def test_an_encoding_counts_where_a_name_has_no_mark():
     assert scan(marked, "cp932").names() == ["ä.jpg".encode()]
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@for_each("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_other_methods_are_members(method):
     index = scan(plain([("a", b"x" * 100)], method))
     assert index.names() == [b"a"]

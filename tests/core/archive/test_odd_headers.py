@@ -12,6 +12,7 @@ import pytest
 from aisfs.core.archive.tar import sparse_segments
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
+from tests.support.for_each import for_each
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 from tests.support.tars import END, entry, header, long_name, pad, pax
 
@@ -124,7 +125,7 @@ def test_a_pax_size_may_have_zeros_in_front(tmp_path: Path, zeros: int) -> None:
     assert not index.warnings
 
 
-@pytest.mark.parametrize("size", [b"0" * 30 + b"9" * 21, b"9" * 21, b"", b"-5", b"5x"])
+@for_each("size", [b"0" * 30 + b"9" * 21, b"9" * 21, b"", b"-5", b"5x"])
 def test_other_sizes_are_no_numbers(size: bytes) -> None:
     data = pax({b"size": size}) + entry(b"a", b"hello") + END
     index = scan(data)
@@ -134,8 +135,8 @@ def test_other_sizes_are_no_numbers(size: bytes) -> None:
 MALFORMED = [b"nonsense", b"9" * 40, b"-", b".", b"1_0", b"nan", b"inf", b"1e300"]
 
 
-@pytest.mark.parametrize("time", [*MALFORMED, b"x" * 17])
-@pytest.mark.parametrize("count", [1, 3])
+@for_each("time", [*MALFORMED, b"x" * 17])
+@for_each("count", [1, 3])
 def test_a_malformed_pax_mtime_leaves_that_of_the_header(time: bytes, count: int) -> None:
     """In the first member, and in those that are read in a run."""
     one = pax({b"mtime": time}) + entry(b"a", b"x")

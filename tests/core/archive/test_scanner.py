@@ -15,6 +15,7 @@ from aisfs.core.archive.tar import segments_of, sparse_segments
 from aisfs.core.archive.tar_scanner import MAX_HEADER, MAX_META, TarScanner
 from aisfs.core.index.member_index import MAX_LEAD, MemberIndex, MemberKind
 from aisfs.errors import ShardDamaged
+from tests.support.for_each import for_each
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 from tests.support.tars import (
     BLOCK,
@@ -160,8 +161,8 @@ def test_pax_path_size_and_mtime():
     assert index.span(0).start == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_each(
+    "text, expected",
     [
         (b"0", 0),
         (b"12.5", 12_500_000_000),
@@ -221,9 +222,7 @@ def test_base_256_mtime_before_the_epoch():
     assert scan(data).mtime_ns(0) == -5_000_000_000
 
 
-@pytest.mark.parametrize(
-    "field", [b"         12 ", b"        12\0 ", b"12\0garbage  ", b"000000000012"]
-)
+@for_each("field", [b"         12 ", b"        12\0 ", b"12\0garbage  ", b"000000000012"])
 def test_sizes_as_old_tars_write_them(field):
     data = (entry(b"a", b"0123456789", size=field) + entry(b"b", b"")) * 2 + END
     index = scan(data)
@@ -259,7 +258,7 @@ def test_signed_checksum():
     assert names(assert_as_tarfile(data)) == [name, name + b"2"]
 
 
-@pytest.mark.parametrize("name", [b"\xff\xfe.jpg", b"new\nline", b"back\\slash", b" blank ", b"~"])
+@for_each("name", [b"\xff\xfe.jpg", b"new\nline", b"back\\slash", b" blank ", b"~"])
 def test_names_are_bytes(name):
     assert names(assert_as_tarfile(entry(b"a", b"") + entry(name, b"x") + END)) == [b"a", name]
 
@@ -291,7 +290,7 @@ def test_contiguous_type_is_regular():
     assert names(assert_as_tarfile(entry(b"c", b"data", kind=b"7") * 2 + END)) == [b"c", b"c"]
 
 
-@pytest.mark.parametrize("kind", [b"A", b"N", b"V", b"Z", b"\xff"])
+@for_each("kind", [b"A", b"N", b"V", b"Z", b"\xff"])
 def test_unknown_type_is_skipped_with_its_payload(kind):
     data = entry(b"a", b"") + entry(b"v", b"p" * 700, kind=kind) + entry(b"b", b"") + END
     index = scan(data)
@@ -339,21 +338,21 @@ def test_names_are_brought_inside_or_hidden():
 # The end of the archive ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", [b"", bytes(512), bytes(100), END, bytes(10240)])
+@for_each("end", [b"", bytes(512), bytes(100), END, bytes(10240)])
 def test_any_end_is_good(end):
     index = scan(entry(b"a", b"x") + entry(b"b", b"y") + end)
     assert names(index) == [b"a", b"b"]
     assert not index.warnings
 
 
-@pytest.mark.parametrize("size", [0, 1024, 10240, 100_000])
+@for_each("size", [0, 1024, 10240, 100_000])
 def test_empty_object_and_zeros_are_an_empty_shard(size):
     index = scan(bytes(size))
     assert len(index) == 0
     assert not index.warnings
 
 
-@pytest.mark.parametrize("zeros", [1, 2, 20])
+@for_each("zeros", [1, 2, 20])
 def test_what_follows_zeros_is_told_or_read(zeros):
     first, second = entry(b"a", b"x"), entry(b"b", b"y") + entry(b"c", b"z") + END
     data = first + bytes(zeros * BLOCK) + second
@@ -372,7 +371,7 @@ def test_the_look_past_the_end_is_bounded():
     assert scanner.done
 
 
-@pytest.mark.parametrize("ignore_zeros", [False, True])
+@for_each("ignore_zeros", [False, True])
 def test_trailing_garbage_is_ignored(ignore_zeros):
     data = entry(b"a", b"x") + END + b"garbage" * 300
     index = scan(data, ignore_zeros=ignore_zeros)
@@ -383,9 +382,7 @@ def test_trailing_garbage_is_ignored(ignore_zeros):
 # Damage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "shape", [b"".join, lambda parts: b"".join(pax({b"mtime": b"1.5"}) + p for p in parts)]
-)
+@for_each("shape", [b"".join, lambda parts: b"".join(pax({b"mtime": b"1.5"}) + p for p in parts)])
 def test_truncated_inside_data(shape):
     whole = shape([entry(b"%d" % at, b"x" * 2000) for at in range(3)])
     data = whole[:-1500]
@@ -407,7 +404,7 @@ def test_missing_padding_is_no_damage():
     assert not index.warnings
 
 
-@pytest.mark.parametrize("cut", [1, 300, 511])
+@for_each("cut", [1, 300, 511])
 def test_truncated_in_a_header(cut):
     data = entry(b"a", b"x") + entry(b"b", b"y") + entry(b"c", b"z")[:cut]
     index = scan(data)
@@ -422,14 +419,14 @@ def test_truncated_in_a_pax_header():
     assert index.warnings == ("truncated in the header at byte 1024",)
 
 
-@pytest.mark.parametrize("end", [b"", END])
+@for_each("end", [b"", END])
 def test_pax_header_without_a_member(end):
     index = scan(entry(b"a", b"x") + pax({b"path": b"b"}) + end)
     assert names(index) == [b"a"]
     assert "no member" in index.warnings[0]
 
 
-@pytest.mark.parametrize("times", [1, 2, 5])
+@for_each("times", [1, 2, 5])
 def test_bad_checksum_in_a_later_header_is_not_silent(times):
     good = b"".join(entry(b"%d" % at, b"x") for at in range(times))
     bad = bytearray(entry(b"bad", b"y"))
@@ -439,9 +436,7 @@ def test_bad_checksum_in_a_later_header_is_not_silent(times):
     assert str(len(good)) in index.warnings[0]
 
 
-@pytest.mark.parametrize(
-    "data", [b"\x1f\x8b" * 400, b"short", b"\xff" * 5000, bytes(512) + b"x" * 512]
-)
+@for_each("data", [b"\x1f\x8b" * 400, b"short", b"\xff" * 5000, bytes(512) + b"x" * 512])
 def test_not_a_tar(data):
     index = scan(data)
     assert len(index) == 0
@@ -454,7 +449,7 @@ def test_a_tar_that_begins_with_damage_is_not_like_another_archive():
     assert index.warnings == ("not a tar: it does not start with a tar header",)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "size", [b"not a number", b"0o17\0       ", b"-0000000100\0", base256(2**70, 12), b"\xff" * 12]
 )
 def test_invalid_sizes_end_the_scan(size):
@@ -463,7 +458,7 @@ def test_invalid_sizes_end_the_scan(size):
     assert "no valid size" in index.warnings[0]
 
 
-@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"X"])
+@for_each("kind", [b"x", b"g", b"L", b"K", b"X"])
 def test_headers_without_end_are_skipped_with_their_member(kind):
     data = entry(b"a", b"") + header(b"meta", size=MAX_HEADER + 1, kind=kind)
     rest = entry(b"b", b"12") + entry(b"c", b"3") + END
@@ -565,7 +560,7 @@ def test_sparse_files_written_by_gnu_tar(tmp_path, form, segments):
         assert everything(scan(data, 512)) == everything(index)
 
 
-@pytest.mark.parametrize("count", [1, 4, 5, 25, 26, 60])
+@for_each("count", [1, 4, 5, 25, 26, 60])
 def test_old_sparse_headers_with_extension_blocks(count):
     pairs, stored = holes_and_data(count)
     real = count * 4096 + 9999
@@ -608,7 +603,7 @@ def test_a_map_is_read_from_as_little_as_holds_it():
     assert sparse_segments(span[: 4 * BLOCK], 105) == sparse_segments(span, 105)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [b"x\n", b"2\n0\n5\n3\n5\n", b"1\n0\n999\n", b"1\n-1\n5\n", b"999999999\n0\n", b"9" * 600],
 )
@@ -636,7 +631,7 @@ def _sparse_tar(said) -> bytes:
 _MAP = pad(b"1\n100\n5\n")
 
 
-@pytest.mark.parametrize("said", [
+@for_each("said", [
     _V10, _V01, _V00,
     {**_V10, b"GNU.sparse.major": b"01"},
     {key: value for key, value in _V10.items() if key != b"GNU.sparse.minor"},
@@ -649,7 +644,7 @@ def test_sparse_headers_in_all_spellings(said):
     assert content(data, index, 0) == bytes(100) + b"hello"
 
 
-@pytest.mark.parametrize("said", [
+@for_each("said", [
     {**_V10, b"GNU.sparse.realsize": b"51z"},
     {**_V10, b"GNU.sparse.realsize": b"-5"},
     {**_V10, b"GNU.sparse.realsize": b"1" * 20},
@@ -672,7 +667,7 @@ def test_sparse_headers_without_numbers_cost_the_member_only(said):
     assert "is skipped" in warning
 
 
-@pytest.mark.parametrize("place", ["size", "map", "extension"])
+@for_each("place", ["size", "map", "extension"])
 def test_old_sparse_headers_without_numbers_cost_the_member_only(place):
     extension = octal(20, 12) + (b"five" if place == "extension" else octal(5, 12)).ljust(12)
     block = sparse_header(b"disk", [(0, 5)], 10, 105, extended=True)
@@ -841,7 +836,7 @@ def test_any_split_of_the_bytes_gives_the_same_index(parts, cuts, ignore_zeros, 
     assert everything(scan(data, 512, ignore_zeros=ignore_zeros)) == whole
 
 
-@pytest.mark.parametrize("piece", [1, 7, 511, 513])
+@for_each("piece", [1, 7, 511, 513])
 def test_small_pieces_give_the_same_index(piece):
     data = shard([f"{at:04d}.image.jpg" for at in range(12)] + ["n" * 200], data=b"z" * 600)
     assert everything(scan(data, piece)) == everything(scan(data))

@@ -19,6 +19,7 @@ from aisfs.core.index.member_index import (
     MemberKind,
 )
 from aisfs.core.views.tree import MembersView
+from tests.support.for_each import for_each
 from tests.support.tars import END, GNU, base256, entry, long_name, pax, shard
 
 SECOND = 1_000_000_000
@@ -115,7 +116,7 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b"",
@@ -129,7 +130,6 @@ ODD = (
         shard([f"{at}.jpg" for at in range(300)], pax_times=False),
         shard(["d" * 90 + f"/{at}" * 9 for at in range(50)]),
     ],
-    ids=["empty", "end", "nonsense", "root", "one", "odd", "cut", "webdataset", "ustar", "long"],
 )
 def test_scans_survive(data):
     index = scan(data)
@@ -138,7 +138,7 @@ def test_scans_survive(data):
     assert list(again.directory(0)) == list(MembersView(index).directory(0))
 
 
-@pytest.mark.parametrize("count", [1, 2, 8191, 8192, 8193, 20_000])
+@for_each("count", [1, 2, 8191, 8192, 8193, 20_000])
 def test_blocks_of_names_meet(count):
     assert_survives(webdataset(count, extensions=("image.jpg", "cls", "trimap.png"), often=0.5))
 
@@ -220,7 +220,7 @@ def test_a_member_that_says_it_is_longer_than_any_object_survives():
     assert_survives(index)
 
 
-@pytest.mark.parametrize("size", [2**63, 2**64 - 1, 2**64, 2**100])
+@for_each("size", [2**63, 2**64 - 1, 2**64, 2**100])
 def test_what_cannot_be_decoded_is_not_encoded(size):
     with pytest.raises(ValueError, match="cannot be stored"):
         encode(MemberIndexBuilder(size).build())
@@ -256,8 +256,8 @@ def test_any_tar_survives(members, cut):
 # Size and speed ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("extensions", "often"),
+@for_each(
+    "extensions, often",
     [
         (("image.jpg", "cls"), 1.0),
         (("image.jpg", "cls", "trimap.png"), 1.0),
@@ -287,9 +287,7 @@ def test_too_many_members_are_not_encoded(monkeypatch):
 DATA = encode(scan(ODD + shard([f"sample_{at // 2:06}.{at % 2}" for at in range(100)])))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"AISX", bytes(100), b"PK\x03\x04" * 50, DATA + b"\0", DATA[1:], DATA * 2]
-)
+@for_each("data", [b"", b"AISX", bytes(100), b"PK\x03\x04" * 50, DATA + b"\0", DATA[1:], DATA * 2])
 def test_foreign_bytes_are_damaged(data):
     with pytest.raises(DamagedIndex):
         decode(data)
@@ -343,7 +341,7 @@ def test_sealed_nonsense_is_damaged_or_an_index(data):
     assert index.nbytes > 0
 
 
-@pytest.mark.parametrize("stated", [0, 1, 99, 1 << 20, 1 << 31, 1 << 63])
+@for_each("stated", [0, 1, 99, 1 << 20, 1 << 31, 1 << 63])
 def test_stated_length_must_be_the_real_one(stated):
     with pytest.raises(DamagedIndex):
         decode(sealed(bytes(100), stated))

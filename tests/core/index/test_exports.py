@@ -14,6 +14,7 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import dali_index, wids_samples
 from aisfs.core.names.formats import Form
 from aisfs.errors import Unsupported
+from tests.support.for_each import for_each
 from tests.support.tars import END, entry, pax
 
 LONG = "deep/" * 40 + "x"
@@ -82,7 +83,7 @@ def wids_by_tarfile(data: bytes) -> int:
     return sum(1 for _ in itertools.groupby(keys))
 
 
-@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@for_each("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_a_shard(form: int):
     data = packed(TREE, form)
     index = scanned(data)
@@ -114,8 +115,8 @@ def test_any_names(names: list[str]):
     assert wids_samples(index) == wids_by_tarfile(data)
 
 
-@pytest.mark.parametrize(
-    ("data", "form", "reason"),
+@for_each(
+    "data, form, reason",
     [
         (packed(TREE), Form.TAR_GZ, "plain tars only"),
         (packed({"a b.jpg": b""}), Form.TAR, "cannot hold the name 'a b.jpg'"),

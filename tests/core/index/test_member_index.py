@@ -11,6 +11,7 @@ from aisfs.core.index.columns import HiddenName, all_tidy, normalise
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.tree import MembersView
 from aisfs.model import ByteRange
+from tests.support.for_each import for_each
 from tests.support.tars import BLOCK, END, entry, pad, pax, shard
 
 
@@ -35,8 +36,8 @@ def named(index: MemberIndex) -> dict[bytes, int]:
 # Names ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("stored", "path"),
+@for_each(
+    "stored, path",
     [
         (b"a", b"a"),
         (b"a/b.jpg", b"a/b.jpg"),
@@ -65,8 +66,8 @@ def test_names_become_paths_inside(stored, path):
         assert path == stored
 
 
-@pytest.mark.parametrize(
-    ("stored", "reason"),
+@for_each(
+    "stored, reason",
     [
         (b"..", "climbs"),
         (b"../up", "climbs"),
@@ -128,8 +129,8 @@ def test_hardlink_is_the_last_earlier_member_of_that_name():
     assert index.span(4) == index.span(1)
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
+@for_each(
+    "name, target",
     [
         (b"h", b"missing"),
         (b"h", b"later"),
@@ -180,8 +181,8 @@ def test_rows_stay_together_when_links_before_them_vanish():
 TREE = entry(b"f", b"x") + entry(b"d/e/g", b"y") + entry(b"empty/", kind=b"5")
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
+@for_each(
+    "name, target",
     [
         (b"s", b"f"),
         (b"s", b"./d//e/./g"),
@@ -204,8 +205,8 @@ def test_symlinks_inside_the_shard_are_shown(name, target):
     assert not index.skipped
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
+@for_each(
+    "name, target",
     [
         (b"s", b"/etc/passwd"),
         (b"s", b"/f"),
@@ -314,7 +315,7 @@ def test_columns_of_an_index_cannot_be_changed_by_its_counts():
         index.skipped["climbs"] = 0  # type: ignore[index]
 
 
-@pytest.mark.parametrize("backwards", [False, True])
+@for_each("backwards", [False, True])
 def test_memory_per_member(backwards):
     """At most 80 bytes per member, the structure for finding names included."""
     count = 100_000

@@ -12,6 +12,7 @@ from aisfs.core.index.builder import MAX_FOLDER, MAX_NESTING
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.errors import ShardDamaged
 from tests.core.archive.test_scanner import content, everything
+from tests.support.for_each import for_each
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 from tests.support.tars import END, GNU, V7, entry, pax
 
@@ -208,7 +209,7 @@ def test_what_is_called_a_tar_and_is_none_is_a_file_like_any_other():
     assert not any(map(index.opened, range(len(index))))
 
 
-@pytest.mark.parametrize("magic", [V7, GNU], ids=["v7", "gnu"])
+@for_each("magic", [V7, GNU])
 def test_old_tars_are_opened_too(magic):
     data = entry(b"in.tar", entry(b"a", b"A", magic=magic) + END) + END
     assert scan(data).names() == [b"in.tar", b"in.tar.d", b"in.tar.d/a"]
@@ -303,8 +304,8 @@ def test_zeros_behind_an_inner_tar_are_not_read():
 INNER = entry(b"a", b"A") + END
 
 
-@pytest.mark.parametrize("name", [b"in.tar.d", b"in.tar.d/", b"in.tar.d/b", b"in.tar.d/c/d"])
-@pytest.mark.parametrize("first", [False, True])
+@for_each("name", [b"in.tar.d", b"in.tar.d/", b"in.tar.d/b", b"in.tar.d/c/d"])
+@for_each("first", [False, True])
 def test_a_member_with_the_name_of_the_folder_wins(name, first):
     real = entry(name, b"", kind=b"5") if name.endswith(b"/") else entry(name, b"real")
     tar = entry(b"in.tar", INNER)

@@ -39,6 +39,7 @@ from aisfs.model import ObjectInfo
 from tests.core.index.test_codec import ODD, webdataset
 from tests.core.views.test_labels import CLS
 from tests.support.archives import make_zip
+from tests.support.for_each import for_each
 from tests.support.publishing import SCAN, everything, shard_of
 from tests.support.tars import END, entry, shard
 
@@ -96,7 +97,7 @@ def cases() -> dict[str, Case]:
 # What comes back -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", cases())
+@for_each("name", cases())
 def test_members_and_labels_equal_those_of_a_scan(name):
     case = cases()[name]
     found = decode_published(case.data, case.info, SCAN)
@@ -129,8 +130,8 @@ def test_labels_of_several_rules_and_of_any_text():
     assert decode_published(data, case.info).labels == case.labels | {rule: odd}
 
 
-@pytest.mark.parametrize(
-    ("key", "place"),
+@for_each(
+    "key, place",
     [
         ("a.tar", ".aisfs-index/a.tar.idx"),
         ("d/e/a.tar", "d/e/.aisfs-index/a.tar.idx"),
@@ -142,7 +143,7 @@ def test_keys(key, place):
     assert shard_of_published(place) == key
 
 
-@pytest.mark.parametrize(
+@for_each(
     "key",
     ["a.tar", "a.idx", "x/a.tar.idx", ".aisfs-index/.idx", ".aisfs-index/a", "d/.aisfs-index"],
 )
@@ -162,8 +163,8 @@ FILE = info(version=f"{SECOND + 5}-77", checksum="", mtime=SECOND + 5)
 DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "good"),
+@for_each(
+    "then, now, good",
     [
         (info(), info(mtime=6), True),
         (info(), info(size=512), False),
@@ -527,7 +528,6 @@ FILLED = {
 }
 
 
-@pytest.mark.later
 @pytest.mark.parametrize("what", FILLED)
 @pytest.mark.parametrize("rows", [None, MANY])
 def test_descriptions_that_swell_are_refused_cheaply(what, rows):

@@ -10,6 +10,7 @@ from aisfs.core.names import listing
 from aisfs.core.names.listing import Refusal
 from aisfs.errors import InvalidName, NameTooLong
 from aisfs.model import Bucket, Provider
+from tests.support.for_each import for_each
 
 COMPONENTS = ["", ".", "..", "empty", "dot", "dotdot", "aisfs-", "aisfs-emptyx", "aisfs-.", "aisfs"]
 COMPONENTS += ["aisfs-" * n + word for n in (1, 2, 3) for word in ("empty", "dot", "dotdot")]
@@ -42,8 +43,8 @@ def test_no_two_components_meet_under_one_name():
     assert all(names[usual] == usual.encode() for usual in ("empty", "aisfs-", "aisfs-emptyx"))
 
 
-@pytest.mark.parametrize(
-    ("key", "path"),
+@for_each(
+    "key, path",
     [
         ("a/b.jpg", "a/b.jpg"),
         ("a//b", "a/aisfs-empty/b"),
@@ -57,7 +58,7 @@ def test_path_of_a_key(key, path):
     assert listing.path_of(key) == path
 
 
-@pytest.mark.parametrize("key", ["", "/", "a/", "a//"])
+@for_each("key", ["", "/", "a/", "a//"])
 def test_a_marker_of_a_directory_is_no_file(key):
     assert not listing.is_key(key)
     for provider in (Provider.AIS, Provider.S3):
@@ -65,7 +66,7 @@ def test_a_marker_of_a_directory_is_no_file(key):
             listing.check_new_key(Bucket("b", provider), key)
 
 
-@pytest.mark.parametrize("key", ["a//b", "/a", "a/./b", "..", "//"])
+@for_each("key", ["a//b", "/a", "a/./b", "..", "//"])
 def test_only_s3_takes_components_that_no_path_has(key):
     listing.check_new_key(Bucket("b", Provider.S3), key, directory=True)
     for provider in (Provider.AIS, Provider.AWS, Provider.GS, Provider.AZ):
@@ -73,8 +74,8 @@ def test_only_s3_takes_components_that_no_path_has(key):
             listing.check_new_key(Bucket("b", provider), key, directory=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
+@for_each(
+    "name, reason",
     [
         (b"", Refusal.EMPTY_COMPONENT),
         (b".", Refusal.DOTS),
@@ -96,31 +97,31 @@ def test_directory_name_has_no_slash():
     assert listing.child_prefix("a/", b"b") == "a/b/"
 
 
-@pytest.mark.parametrize(
-    ("name", "shard"), [(b"x.tar.d", b"x.tar"), (b"x.d", None), (b".tar.d", None), (b"x.tar", None)]
+@for_each(
+    "name, shard", [(b"x.tar.d", b"x.tar"), (b"x.d", None), (b".tar.d", None), (b"x.tar", None)]
 )
 def test_folder_of_a_shard(name, shard):
     assert listing.shard_of_directory(name) == shard
 
 
-@pytest.mark.parametrize(("name", "shard"), [(b"x.tar.raw", b"x.tar"), (b"x.raw", None)])
+@for_each("name, shard", [(b"x.tar.raw", b"x.tar"), (b"x.raw", None)])
 def test_bytes_of_a_shard(name, shard):
     assert listing.shard_of_bytes(name) == shard
 
 
-@pytest.mark.parametrize("space", ["", "#ns", "@uuid#", "@uuid#ns"])
+@for_each("space", ["", "#ns", "@uuid#", "@uuid#ns"])
 def test_bucket_name_round_trip(space):
     bucket = Bucket("pets-1.0", Provider.AWS, space)
     assert listing.parse_bucket_name(Provider.AWS, listing.bucket_name(bucket)) == bucket
 
 
-@pytest.mark.parametrize("name", [b"\xff", b"a b", b"", b"a/b", b"@ns", "ü".encode()])
+@for_each("name", [b"\xff", b"a b", b"", b"a/b", b"@ns", "ü".encode()])
 def test_what_no_bucket_is_called(name):
     assert not listing.is_bucket_name(name)
 
 
-@pytest.mark.parametrize(
-    ("bucket", "most"),
+@for_each(
+    "bucket, most",
     [
         (Bucket("b"), 4096 - 1 - 256),
         (Bucket("b", path="/data/b"), 4096 - 1 - len("/data/b/")),

@@ -2,12 +2,11 @@
 
 import json
 
-import pytest
-
 from aisfs.core.names.reach import GRANTABLE, Reach
 from aisfs.core.names.sources import parse_shard_list, parse_sources
 from aisfs.core.names.urls import split_url
 from aisfs.errors import ConfigError
+from tests.support.for_each import for_each
 
 AIS = ("ais://b", "s3://b/x.tar", "gs://b/", "gcp://b/*.tar", "az://b", "ais://@uuid#ns/b/x.tar", "aws://b/{0..2}.tar", "oci://b")  # fmt: skip
 LOCAL = (
@@ -49,23 +48,23 @@ def places(source):
     return [getattr(source, "bucket", None)]
 
 
-@pytest.mark.parametrize("text", AIS)
+@for_each("text", AIS)
 def test_a_tenant_may_name_what_aistore_serves(text):
     assert reached(Reach.of_tenant([], []), text)
 
 
-@pytest.mark.parametrize("text", [*LOCAL, *ELSEWHERE])
+@for_each("text", [*LOCAL, *ELSEWHERE])
 def test_a_tenant_may_name_nothing_else_unless_it_is_permitted(text):
     assert not reached(Reach.of_tenant([], ["data.example.com"]), text)
 
 
-@pytest.mark.parametrize("text", LOCAL)
+@for_each("text", LOCAL)
 def test_no_permission_makes_a_local_file_of_anything(text):
     assert not reached(Reach.of_tenant(GRANTABLE, ["etc", "data.example.com", "localhost"]), text)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@for_each(
+    "text, found",
     [
         ("https://data.example.com/x/", True),
         ("https://DATA.example.com/x/", True),
@@ -142,8 +141,8 @@ LISTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("place", "url", "found"), LISTS)
-@pytest.mark.parametrize("how", ["url", "base"])
+@for_each("place, url, found", LISTS)
+@for_each("how", ["url", "base"])
 def test_a_list_names_shards_of_its_own_store_and_host(place: str, url: str, found: bool, how: str):
     directory = place.rpartition("/")[0]
     base, slash, name = url.rpartition("/")

@@ -6,6 +6,7 @@ import pytest
 
 from aisfs.core.names.sources import ListedShard, encode_shard_list, is_shard_list, parse_shard_list
 from aisfs.errors import ConfigError
+from tests.support.for_each import for_each
 
 
 def shards(listed: object, **options: str) -> list[str]:
@@ -13,8 +14,8 @@ def shards(listed: object, **options: str) -> list[str]:
     return [str(p) for p in parse_shard_list("l", json.dumps(listed).encode(), **options)]
 
 
-@pytest.mark.parametrize(
-    ("url", "place", "found"),
+@for_each(
+    "url, place, found",
     [
         ("a.tar", "ais://b/train/", "ais://b/train/a.tar"),
         ("./a.tar", "ais://b/train", "ais://b/train/a.tar"),
@@ -44,8 +45,8 @@ def test_a_base_wins_over_the_directory_and_an_argument_over_both():
     assert shards(listed, base="/here") == ["/here/a.tar", "/here/b.tar"]
 
 
-@pytest.mark.parametrize(
-    ("listed", "reason"),
+@for_each(
+    "listed, reason",
     [
         ([], "l is no list of shards as wids writes it"),
         ({"shardlist": [{}]}, "missing required field `url`"),

@@ -19,10 +19,11 @@ from aisfs.core.names.sources import (
 )
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
+from tests.support.for_each import for_each
 
 
-@pytest.mark.parametrize(
-    ("text", "source"),
+@for_each(
+    "text, source",
     [
         (None, Everything()),
         ("ais://pets", BucketSource(Bucket("pets"), "")),
@@ -51,7 +52,7 @@ def test_sources(text, source):
     assert parse_source(text) == source
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["ais://", "ais:///x", "ais://@u#/", "ais://b!/x", "ais://b/../x", "ais://b/a//b", "s3+direct://b!",
      "az+direct://acc", "az+direct://A/con", "hf://datasets/o", "hf://o", "https:///x", "https://h!/x",
@@ -64,8 +65,8 @@ def test_what_cannot_be_a_source_is_named(text):
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@for_each(
+    "text, found",
     [
         ("s3+direct://b/p/x-{0..1}.tar", ["s3+direct://b/p/x-0.tar", "s3+direct://b/p/x-1.tar"]),
         (
@@ -82,8 +83,8 @@ def test_shards_without_aistore(text, found):
     assert patterns(text) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@for_each(
+    "text, found",
     [
         ("ais://a/x.tar::ais://b/y-{0..1}.tar",
          ["ais://a/x.tar", "ais://b/y-0.tar", "ais://b/y-1.tar"]),
@@ -131,8 +132,8 @@ def patterns(*words: str, **options) -> list[str]:
     return [str(pattern) for word in source.words for pattern in word.patterns]
 
 
-@pytest.mark.parametrize(
-    ("words", "source"),
+@for_each(
+    "words, source",
     [
         ((), Everything()),
         (("ais://pets",), BucketSource(PETS, "")),
@@ -147,8 +148,8 @@ def test_plain_sources_are_no_datasets(words, source):
     assert parsed(*words, directories=("./x[1].tar",)) == source
 
 
-@pytest.mark.parametrize(
-    ("word", "found"),
+@for_each(
+    "word, found",
     [
         ("ais://pets/a/s-{00..02}.tar", [f"ais://pets/a/s-0{n}.tar" for n in range(3)]),
         ("ais://pets/{a,b}/x.tar", ["ais://pets/a/x.tar", "ais://pets/b/x.tar"]),
@@ -181,8 +182,8 @@ def test_view_makes_any_source_a_dataset():
         parsed(view=True)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
+@for_each(
+    "words, message",
     [
         (("ais://pets/x.tar", "./y.tar"), "not both"),
         (("ais://pets/{0..9.tar", "x.tar"), "braces do not match"),

@@ -2,11 +2,11 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.policy.shard_readers import Access, MemberOrder, ShardQueue
+from tests.support.for_each import for_each
 
 ROWS = [200, 1000, 10_000]
 
@@ -32,8 +32,8 @@ def test_order_shows_after_four_members():
     assert observed(1000, range(5)) == [Access.UNDECIDED] * 3 + [Access.IN_ORDER] * 2
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(
+@for_each("rows", ROWS)
+@for_each(
     "order",
     [
         lambda rows: range(rows),
@@ -52,8 +52,6 @@ def test_order_shows_after_four_members():
             if (row := group + worker * 32 + at) < rows
         ],
     ],
-    ids=["all", "one part of each", "again and again", "pairs swapped", "round robin of 4",
-         "round robin of 16", "4 ranges", "16 ranges", "batches of 8 workers"],
 )  # fmt: skip
 def test_readers_in_order_are_recognised(rows, order):
     seen = observed(rows, order(rows))
@@ -61,8 +59,8 @@ def test_readers_in_order_are_recognised(rows, order):
     assert seen[60:].count(Access.IN_ORDER) >= 0.85 * len(seen[60:])
 
 
-@pytest.mark.parametrize("rows", [60, *ROWS])
-@pytest.mark.parametrize("seed", range(5))
+@for_each("rows", [60, *ROWS])
+@for_each("seed", range(5))
 def test_random_readers_are_recognised(rows, seed):
     seen = observed(rows, at_random(rows, 1000, seed))
     assert Access.IN_ORDER not in seen
@@ -113,8 +111,8 @@ def test_from_the_second_shard_on_the_next_ones_are_prefetched():
     assert prefetched(range(6), 147) == [[], [2, 3, 4, 5], [6], [7], [8], [9]]
 
 
-@pytest.mark.parametrize("count", [19, 147])
-@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+@for_each("count", [19, 147])
+@for_each("workers", [1, 2, 4, 8])
 def test_workers_that_take_shards_in_turn_find_them_prefetched(count, workers):
     order = overtaking(range(count), workers)
     share, good = useful(order, prefetched(order, count, ShardQueue(8, 1 << 40)))
@@ -142,7 +140,7 @@ def test_next_epoch_goes_on_prefetching():
     assert sum(map(len, plans[19:38])) >= 14
 
 
-@pytest.mark.parametrize("count", [8, 19, 147])
+@for_each("count", [8, 19, 147])
 def test_shards_at_random_prefetch_nothing(count):
     planned = opened = 0
     for seed in range(100):
@@ -227,7 +225,7 @@ def test_shard_missing_from_the_listing_is_ignored():
     assert ShardQueue(4, 100).opened(b"gone.tar", shards(3), lambda _: 1) == []
 
 
-@pytest.mark.parametrize("rows", [200, 20_000])
+@for_each("rows", [200, 20_000])
 def test_reader_that_shows_only_where_pushing_left_a_member_out_is_in_order(rows):
     order = MemberOrder(rows)
     row, window = 0, 8

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aisfs.core.policy.admission import Admission
+from tests.support.for_each import for_each
 
 LIMIT = 100
 KEYS = st.sampled_from([f"key {number}" for number in range(12)])
@@ -160,8 +161,8 @@ def test_half_the_data_hits_from_the_second_epoch_on_and_nothing_is_replaced(cou
     assert training.evicted <= 0.002 * count
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("count", [73, 147, 1000])
+@for_each("seed", range(10))
+@for_each("count", [73, 147, 1000])
 def test_half_the_data_hits_whatever_the_shuffle(count, seed):
     data = dataset("a", count)
     training = Training(total(data) // 2, seed)

@@ -19,6 +19,7 @@ from aisfs.core.policy.push import (
     ShardPush,
     footprint,
 )
+from tests.support.for_each import for_each
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -128,7 +129,7 @@ def test_window_starts_small_and_doubles_while_the_reader_follows():
     assert min(between[-5:-1]) >= WINDOW_MAX // 2
 
 
-@pytest.mark.parametrize("size", [110 * KIB, 3 * MIB])
+@for_each("size", [110 * KIB, 3 * MIB])
 def test_large_members_are_pushed_by_bytes(size):
     kernel = Kernel(shard([size] * 400))
     ahead = []
@@ -149,7 +150,7 @@ def test_four_readers_with_a_range_each_are_told_apart():
     assert kernel.counts.wasted < 200
 
 
-@pytest.mark.parametrize("members", [2000, 20_000])
+@for_each("members", [2000, 20_000])
 def test_four_readers_that_take_turns_are_one_stream(members):
     dice = random.Random(4)
     kernel = Kernel(shard([1000] * members), pace=2)
@@ -252,7 +253,7 @@ def test_everything_is_pushed_again_when_the_kernel_dropped_its_pages():
         kernel.drop_caches()
 
 
-@pytest.mark.parametrize("order", ["in order", "at random"])
+@for_each("order", ["in order", "at random"])
 def test_single_pages_that_go_are_not_taken_for_all(order):
     kernel = Kernel(shard([1000] * 20_000))
     rows = list(range(20_000))

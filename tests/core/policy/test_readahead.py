@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from aisfs.core.policy.shard_readers import (
     ReadAhead,
 )
 from aisfs.model import ByteRange
+from tests.support.for_each import for_each
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -122,8 +122,8 @@ def test_window_grows_further_where_the_first_bytes_take_long():
     assert readahead.windows == [64 * MIB], "one part that came quickly takes nothing back"
 
 
-@pytest.mark.parametrize(
-    ("first", "window"),
+@for_each(
+    "first, window",
     [(LARGE_READ, LARGE_START), (LARGE_READ - 1, START_WINDOW), (MIB, LARGE_START)],
 )
 def test_who_begins_with_a_large_read_has_a_larger_window(first, window):
@@ -220,7 +220,7 @@ def test_members_of_a_tar_are_one_sequential_stream():
     assert len(readahead.windows) == 1
 
 
-@pytest.mark.parametrize("start", [0, 512])
+@for_each("start", [0, 512])
 def test_a_reader_that_starts_over_reads_ahead_if_its_bytes_were_dropped(start):
     readahead = ReadAhead(10 * MIB, max_window=64 * MIB)
     readahead.observe(ByteRange(0, REQUEST), stalled=True)
@@ -287,7 +287,7 @@ def seconds_to_read(size, *, delay, bandwidth, far=None):
     return now
 
 
-@pytest.mark.parametrize(("delay", "share"), [(0.001, 0.98), (0.02, 0.95), (0.1, 0.9)])
+@for_each("delay, share", [(0.001, 0.98), (0.02, 0.95), (0.1, 0.9)])
 def test_windows_fill_a_link_soon_enough_to_read_half_a_gigabyte_at_its_speed(delay, share):
     size, bandwidth = 512 * MIB, 125e6
     least = delay + size / bandwidth

@@ -1,6 +1,5 @@
 """Which part of a sample `--image` and `--require` mean, against a plain reading of the rule."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from aisfs.core.views.spec import Component, ViewSpec, parse_view
 from aisfs.core.views.summary import Summary
 from aisfs.settings import ViewSettings
 from tests.core.views.test_samples import MembersView, index_of
+from tests.support.for_each import for_each
 
 EXTENSIONS = st.sampled_from(["jpg", "JPG", "a.jpg", "A.Jpg", "b.jpg", "png", "m.png", "xjpg", "jpg.cls"])  # fmt: skip
 COMPONENTS = st.lists(st.sampled_from([b"jpg", b"png", b"a.jpg"]), min_size=1, unique=True)
@@ -71,8 +71,8 @@ def test_all_pictures_of_a_class_view():
     ]
 
 
-@pytest.mark.parametrize(
-    ("names", "shown", "reason"),
+@for_each(
+    "names, shown, reason",
     [
         (["a.cls", "a.image.jpg", "a.trimap.png"], "a.image.jpg", None),
         (["a.cls", "a.image.jpg", "a.png"], "a.png", None),

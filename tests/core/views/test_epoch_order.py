@@ -3,11 +3,11 @@
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.views.shuffle_order import epoch_order, share_length
+from tests.support.for_each import for_each
 
 SHARDS = st.lists(st.integers(0, 12), max_size=120)
 WINDOWS = st.integers(1, 15)
@@ -60,7 +60,7 @@ def test_replicas_share_nothing_and_get_as_much(shards, window, seed, replicas, 
         assert sum(count - 1 for count in seen.values()) == spare
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+@for_each("replicas", [1, 2, 3, 8])
 def test_replicas_cut_few_shards(replicas):
     shards = [at // 50 for at in range(2000)]
     opened = Counter()

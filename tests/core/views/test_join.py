@@ -3,7 +3,6 @@
 from array import array
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from aisfs.core.views.samples import HIDDEN, INCOMPLETE, SPLITS, has_component, 
 from aisfs.core.views.spec import PICTURES, Component, LabelRule, LabelSource, ViewSpec
 from aisfs.settings import Join, KeyRule, View
 from tests.core.views.test_samples import index_of
+from tests.support.for_each import for_each
 
 CLS = Component((b"cls",))
 JPG = Component((b"jpg",))
@@ -230,8 +230,8 @@ def test_hidden_members_are_counted_in_every_source():
     assert joined.skipped == {HIDDEN: 2}
 
 
-@pytest.mark.parametrize(
-    ("sources", "names"),
+@for_each(
+    "sources, names",
     [
         ([[("i", "x-0.tar")], [("l", "x-0.tar")]], [b"x-0", b"l~x-0"]),
         ([[("i", "x.tar")], [("l", "y.tar")]], [b"x", b"y"]),

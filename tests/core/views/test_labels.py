@@ -28,6 +28,7 @@ from aisfs.core.views.sample_views import (
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec, parse_view
 from aisfs.errors import ConfigError
 from aisfs.settings import View, ViewSettings
+from tests.support.for_each import for_each
 
 CLS = LabelRule(LabelSource.CONTENT, "cls")
 
@@ -119,8 +120,8 @@ def test_damage_of_what_is_kept_is_noticed(junk: bytes, at: int, flip: int):
         LabelColumn.decode(column.encode(), scan(tar_of([]), [])[0])
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "label"),
+@for_each(
+    "path, value, label",
     [
         ("a", {"a": "cat"}, b"cat"),
         ("a", {"a": 7}, b"7"),
@@ -145,8 +146,8 @@ def test_no_content_raises(content: bytes):
     assert read_label(LabelRule(LabelSource.JSON, "a"), b"[" * 100_000) == UNUSABLE
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes", "names"),
+@for_each(
+    "labels, classes, names",
     [
         ({b"0", b"9", b"10"}, None, {b"0": b"00", b"9": b"09", b"10": b"10"}),
         ({b"1", b"01"}, None, {b"1": b"1", b"01": b"1"}),
@@ -168,8 +169,8 @@ def test_integer_labels_sort_as_numbers(numbers: set[int]):
     assert sorted(names.values()) == [names[str(n).encode()] for n in ordered]
 
 
-@pytest.mark.parametrize(
-    ("text", "table"),
+@for_each(
+    "text, table",
     [
         ("a,1\nb,2\n", {b"a": b"1", b"b": b"2"}),
         ("key,label\na,1\n", {b"a": b"1"}),
@@ -192,8 +193,8 @@ def test_a_table_as_excel_saves_unicode_text():
     assert parse_table("t", "key\tlabel\r\nä\tcat\r\n".encode("utf-16")) == {"ä".encode(): b"cat"}
 
 
-@pytest.mark.parametrize(
-    ("content", "label"),
+@for_each(
+    "content, label",
     [
         ("7\r\n".encode("utf-8-sig"), b"7"),
         ("kätzchen\n".encode("utf-16"), "kätzchen".encode()),
@@ -212,7 +213,7 @@ def test_what_is_no_table():
             parse_table("t", text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"view": "class", "label": "json:"},
@@ -230,7 +231,7 @@ def test_options_that_make_no_sense(options: dict[str, str]):
         parse_view(ViewSettings.load(options))
 
 
-@pytest.mark.parametrize("lines", [[], [b"a", b"a"], [b"a/b"], [b"a", b"", b"b"], [b".."]])
+@for_each("lines", [[], [b"a", b"a"], [b"a/b"], [b"a", b"", b"b"], [b".."]])
 def test_class_names_that_cannot_be(lines: list[bytes]):
     with pytest.raises(ConfigError, match="--classes"):
         parse_view(ViewSettings.load({"view": "class"}), lines)

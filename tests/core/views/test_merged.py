@@ -2,7 +2,6 @@
 
 from array import array
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from aisfs.core.views.sample_views import flat_name, flat_rows, place_flat
 from aisfs.core.views.spec import Component, ViewSpec
 from aisfs.settings import View
 from tests.core.views.test_samples import index_of
+from tests.support.for_each import for_each
 
 FLAT = ViewSpec(View.FLAT)
 
@@ -42,8 +42,8 @@ def test_files_come_in_the_order_of_shards_and_tars():
     assert listing(view) == [("b.jpg", 0, 0), ("a.jpg", 0, 1), ("0.jpg", 1, 1), ("d/c.jpg", 1, 0)]
 
 
-@pytest.mark.parametrize(
-    ("shards", "names"),
+@for_each(
+    "shards, names",
     [
         ([["a.jpg"], ["a.jpg"]], ["a.jpg", "a~s1.jpg"]),
         ([["a.jpg"], ["a.cls"]], ["a.jpg", "a.cls"]),

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from aisfs.core.views.tree import MembersView, members_only
 from aisfs.settings import KeyRule, Shards
 from tests.core.archive.test_scanner import everything
 from tests.core.index.test_nested_tars import INNER, SOUP, nested, scan
+from tests.support.for_each import for_each
 from tests.support.tars import END, entry
 
 # Views ---------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_samples_and_flat_show_members_alone_with_keys_of_the_whole_path():
     assert listed(view) == [b"in.tar.d/", *(b"in.tar.d/" + name for name in below)]
 
 
-@pytest.mark.parametrize("shards", Shards)
+@for_each("shards", Shards)
 def test_real_directories_keep_their_names(shards):
     data = [entry(b"in.tar", INNER), entry(b"in.tar/real", b"r"), entry(b"in.tar.raw", b"w"), END]
     view = MembersView(scan(b"".join(data)), shards=shards)

@@ -11,6 +11,7 @@ from aisfs.core.views import packing
 from aisfs.core.views.packing import File, Layout, ShardNames, samples_of, shards_of
 from aisfs.errors import ConfigError
 from aisfs.work.pack import ShardContent
+from tests.support.for_each import for_each
 
 NAMES = st.lists(
     st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1),
@@ -61,8 +62,8 @@ def test_samples_stay_together(contents):
             assert {rule(file.name) for file in sample.files} == {sample.key}
 
 
-@pytest.mark.parametrize(
-    ("name", "wds", "last_dot", "basename"),
+@for_each(
+    "name, wds, last_dot, basename",
     [
         (b"a/b.tar.gz", b"a/b", b"a/b.tar", b"b"),
         (b"a.b/c", b"a.b/c", b"a.b/c", b"c"),
@@ -91,7 +92,7 @@ def test_classes_are_numbered_as_image_folder_does():
     }
 
 
-@pytest.mark.parametrize("names", [[b"top.jpg"], [b"a/1.jpg", b"a/1.cls"]])
+@for_each("names", [[b"top.jpg"], [b"a/1.jpg", b"a/1.cls"]])
 def test_trees_without_classes_are_refused(names):
     samples = samples_of([File(name, 0, b"") for name in names], packing.key_wds)
     with pytest.raises(ConfigError):
@@ -109,8 +110,8 @@ def test_an_empty_layout_is_an_empty_tar():
     assert Layout().size == 1024
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
+@for_each(
+    "text, names",
     [
         ("a/train-{000000..}.tar", ["a/train-000000.tar", "a/train-000001.tar"]),
         ("t-{8..11}.tar", ["t-8.tar", "t-9.tar", "t-10.tar", "t-11.tar"]),
@@ -130,7 +131,7 @@ def test_names_of_shards(text, names):
             parsed.name(len(names))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text", ["x", "x.tgz", "{a,b}.tar", "{0..1}{0..1}.tar", "{5..4}.tar", "{}.tar", "{0...tar"]
 )
 def test_names_that_are_refused(text):

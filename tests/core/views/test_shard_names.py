@@ -1,14 +1,14 @@
 """What the folders of shards are called."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.views.merged import folder_names
+from tests.support.for_each import for_each
 
 
-@pytest.mark.parametrize(
-    ("keys", "names"),
+@for_each(
+    "keys, names",
     [
         (["a/x-0.tar", "x-1.tar"], ["x-0", "x-1"]),
         (["train/0.tar", "val/0.tar", "val/1.tar"], ["train~0", "val~0", "1"]),

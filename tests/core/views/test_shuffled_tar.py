@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from aisfs.core.views.shuffled_tar import ShuffledShard, SourceTar, shuffled_sha
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import KeyRule
+from tests.support.for_each import for_each
 from tests.support.tars import END, entry, pax, sparse_header
 
 BUCKET = Bucket("b")
@@ -221,7 +221,7 @@ def test_headers_are_copied_and_those_of_other_names_made():
         assert found[b"4"] == ("a.seg.png", 0o640, 8.5)
 
 
-@pytest.mark.parametrize("rule", KeyRule)
+@for_each("rule", KeyRule)
 def test_samples_of_one_key_stay_two_by_every_rule(rule: KeyRule):
     sources = Sources([tar_of([("d/a.seg.png", b"%d" % at)]) for at in range(3)])
     shards, exclusions = sources.shuffled(1, ShardSplit(samples=9), rule)

@@ -3,7 +3,6 @@
 import io
 import tarfile
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from aisfs.core.views.shuffled_tar import (
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import KeyRule
+from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
 LETTERS = st.sampled_from("ab.é\udcff-_")
@@ -155,7 +155,7 @@ def test_names_are_below_the_source_and_samples_lie_together():
     assert exclusions == {"hidden": 1, "metadata": 1, "incomplete sample": 2}
 
 
-@pytest.mark.parametrize("change", [{"version": "2"}, {"checksum": "md5:1"}, {"size": 8}])
+@for_each("change", [{"version": "2"}, {"checksum": "md5:1"}, {"size": 8}])
 def test_another_version_is_another_shard(change: dict[str, object]):
     before = {"key": "a.jpg", "size": 7, "version": "1"}
     one, other = ObjectInfo(**before), ObjectInfo(**(before | change))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.views.tree import Directory, MembersView
+from tests.support.for_each import for_each
 
 FILE, DIRECTORY = MemberKind.FILE, MemberKind.DIRECTORY
 
@@ -101,7 +102,7 @@ def test_directory_keeps_the_name_and_the_member_gives_way():
     assert not view.skipped
 
 
-@pytest.mark.parametrize("other", [b"foo~file", b"foo~file/x", b"foo~file/"])
+@for_each("other", [b"foo~file", b"foo~file/x", b"foo~file/"])
 def test_second_clash_is_counted(other):
     view = build(b"foo", b"foo/bar", other)
     assert view.skipped == {"clash": 1}

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-import pytest
-
 from aisfs.core.views.spec import parse_view
 from aisfs.engine.dataset.advice import Found, advise, loses_most
 from aisfs.settings import ViewSettings
 from tests.core.views.test_samples import index_of
+from tests.support.for_each import for_each
 
 
 def said(options: Mapping[str, object], shown: int, exclusions: Mapping[str, int], *names: str) -> str:  # fmt: skip
@@ -21,8 +20,8 @@ PETS = ("d/a.cls", "d/a.image.webp", "d/a.mask.webp")
 NOTHING = "--view class shows nothing: "
 
 
-@pytest.mark.parametrize(
-    ("options", "shown", "exclusions", "names", "line"),
+@for_each(
+    "options, shown, exclusions, names, line",
     [
         ({}, 0, {"no image": 760}, PETS, NOTHING + "760 samples have no jpg, jpeg or png; parts are "
          "cls, image.webp, mask.webp; try --image image.webp or --image mask.webp"),

@@ -23,6 +23,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, ByteRange
 from aisfs.stores.memory import MemoryStore
+from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
 MIB = 1 << 20
@@ -107,7 +108,7 @@ async def test_what_comes_next_is_there_before_it_is_read_and_not_much_more():
         assert setup.gets == 4
 
 
-@pytest.mark.parametrize("change", ["put", "delete"])
+@for_each("change", ["put", "delete"])
 async def test_an_object_that_changed_is_named(change: str):
     async with assembling([1000] * 4, read_ahead_max=0) as setup:
         if change == "put":

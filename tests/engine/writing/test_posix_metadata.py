@@ -1,13 +1,12 @@
 """Modes, times and links as other clients may have written them."""
 
-import pytest
-
 from aisfs.model import ObjectInfo
 from aisfs.stores.posix_metadata import LINK, MODE, is_link, mode_of, with_posix_metadata, with_type
+from tests.support.for_each import for_each
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "mode"),
+@for_each(
+    "text, size, mode",
     [
         ("644", 5, 0o644),
         ("100644", 5, 0o644),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from aisfs.engine.writing.record import StagedRecord
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.posix_metadata import MODE, MTIME, mode_of, mtime_of, with_posix_metadata
+from tests.support.for_each import for_each
 
 names = st.binary(max_size=30).map(lambda raw: raw.decode(errors="surrogateescape"))
 
@@ -28,9 +29,7 @@ def test_a_record_comes_back_whole(record: StagedRecord):
     assert StagedRecord.decode(record.encode()) == record
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"1", b"{}", b'{"layout": 2}', b'{"layout": 1}', b"\xff"]
-)
+@for_each("data", [b"", b"{", b"[]", b"1", b"{}", b'{"layout": 2}', b'{"layout": 1}', b"\xff"])
 def test_what_is_no_record_is_told(data: bytes):
     with pytest.raises(ValueError, match=r"."):
         StagedRecord.decode(data)

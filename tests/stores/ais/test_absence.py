@@ -21,6 +21,7 @@ from aisfs.stores.ais.replies import parse_copies
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent
 from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.support.for_each import for_each
 from tests.support.servers import running_server
 
 B = Bucket("b")
@@ -173,7 +174,7 @@ async def test_what_neither_finds_is_waited_for_while_listings_are_flagged():
         assert (await store.head(B, "k")).size == 5
 
 
-@pytest.mark.parametrize("key", ["k", "nothing"])
+@for_each("key", ["k", "nothing"])
 async def test_what_cannot_be_told_before_the_deadline_is_not_missing(key):
     cluster = Moving()
     cluster.flags, cluster.not_by_head, cluster.not_by_get = 1, {"k"}, {"k"}
@@ -204,7 +205,7 @@ async def test_a_complete_listing_saves_the_proof_of_single_names():
         assert cluster.asked == ["HEAD", "map"]
 
 
-@pytest.mark.parametrize("targets", [["t1", "t2", "t3"], ["t1"]])
+@for_each("targets", [["t1", "t2", "t3"], ["t1"]])
 async def test_nothing_is_missing_right_after_a_target_joined(targets):
     cluster = Moving()
     cluster.targets = targets
@@ -335,7 +336,7 @@ async def test_a_target_without_a_map_is_asked_again():
 # The copy of a target that has come back
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@for_each("change", CHANGES.values())
 async def test_nothing_is_changed_over_a_newer_copy(change: Call):
     cluster = Moving()
     cluster.copies["k"] = OLD_AT_OWNER
@@ -357,7 +358,7 @@ async def test_an_old_copy_is_not_described():
         assert (await client.head(B, "k")).size == 5
 
 
-@pytest.mark.parametrize("elsewhere", ["5", "3", "", "x"])
+@for_each("elsewhere", ["5", "3", "", "x"])
 async def test_other_copies_that_are_not_newer_do_not_matter(elsewhere: str):
     cluster = Moving()
     cluster.copies["k"] = [("5", 0), (elsewhere, 1)]
@@ -383,7 +384,7 @@ async def test_what_its_owner_lacks_is_read_elsewhere_and_not_written_over():
         assert (await store.head(B, "k")).size == 5
 
 
-@pytest.mark.parametrize("change", [CHANGES["upload"], CHANGES["remove"]])
+@for_each("change", [CHANGES["upload"], CHANGES["remove"]])
 async def test_right_after_a_target_came_only_reads_go_on(change: Call):
     """Its copies may not be known to the listing yet."""
     cluster = Moving()

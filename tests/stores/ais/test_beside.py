@@ -2,12 +2,11 @@
 
 import json
 
-import pytest
-
 from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from tests.stores.ais.scripted_server import MiniCluster, Seen, reply, scripted_server
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 
@@ -27,7 +26,7 @@ class Disks(MiniCluster):
         return reply(200, {"Content-Type": "application/json; charset=utf-8"}, body)
 
 
-@pytest.mark.parametrize("prefix", ["d/", "d/sub/"])
+@for_each("prefix", ["d/", "d/sub/"])
 async def test_what_is_there_is_found(prefix):
     cluster = Disks(dict.fromkeys(["d", "d-2", "d.tar", "d/sub/x", "d0", "e/x"], b"1"))
     with scripted_server(cluster) as server:

@@ -13,6 +13,7 @@ from aisfs.stores.ais import replies, requests
 from aisfs.stores.ais.replies import failure
 from aisfs.stores.ais.requests import BucketFacts
 from aisfs.stores.custom import decode_custom
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 FACTS = BucketFacts(1, "xxhash2")
@@ -26,8 +27,8 @@ def page(headers, body):
     return replies.parse_page(Reply(200, headers, body), B, "", FACTS)
 
 
-@pytest.mark.parametrize(
-    ("headers", "body"),
+@for_each(
+    "headers, body",
     [
         (MSGPACK, b"\x91" * DEEP),
         (MSGPACK, b"\x82\xa1x" + b"\x91" * DEEP + b"\xc0\xa7Entries\x90"),
@@ -47,8 +48,8 @@ def test_a_listing_that_is_a_bomb(headers, body):
         replies.parse_buckets(Reply(200, headers, body))
 
 
-@pytest.mark.parametrize("size", [-1, 2**62, 2**64 - 1])
-@pytest.mark.parametrize("name", ["a", "a\udcff"])
+@for_each("size", [-1, 2**62, 2**64 - 1])
+@for_each("name", ["a", "a\udcff"])
 def test_sizes_that_none_can_have(size, name):
     entry = {"name": name, "size": str(size)}
     body = json.dumps({"entries": [entry]}, ensure_ascii=False).encode(errors="surrogateescape")
@@ -79,7 +80,7 @@ def test_versions_of_thousands_of_digits():
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["9" * 19, DIGITS, '{"created":' + "[" * DEEP, '{"created":"' + DIGITS + '"}', "[" * DEEP],
 )
@@ -89,7 +90,7 @@ def test_properties_of_a_bucket_that_are_a_bomb(text):
     assert facts.created_ns == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said",
     [
         "LastModified:9999-12-31T23:59:59Z",

@@ -29,6 +29,7 @@ from aisfs.stores.ais.transport import may_have_token
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent
 from tests.stores.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 DATA = bytes(range(256)) * 4096  # 1 MiB
@@ -78,7 +79,7 @@ async def test_reads_and_keeps_its_connections():
         assert not any("range" in s.headers and s.headers["range"] == "bytes=" for s in server.seen)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "key",
     ["a b", "100%", "%41", "a+b", "q?x=1&y#f", "ü/日本", "~x", "[a]", "x//y", "a\nb", "'\"<>"],
 )
@@ -92,7 +93,7 @@ async def test_what_is_sent_is_what_was_built(key):
         assert paths.pop().isascii()
 
 
-@pytest.mark.parametrize("key", ["a+b", "a\nb", "a\rb\n", "a%41b", "a?b=c", "a#b?c"])
+@for_each("key", ["a+b", "a\nb", "a\rb\n", "a%41b", "a?b=c", "a#b?c"])
 async def test_a_redirect_does_not_change_the_name(key):
     """AIStore writes the path of `Location` anew: that is another object, or none."""
     written = key.replace("\n", " ").replace("\r", " ")
@@ -204,8 +205,8 @@ async def test_head_of_an_old_server():
         assert len([seen for seen in server.seen if "props" in seen.query]) == 1
 
 
-@pytest.mark.parametrize("said", [b"", b"Content-Length: 0\r\n"])
-@pytest.mark.parametrize("content", [b"", b"12345"])
+@for_each("said", [b"", b"Content-Length: 0\r\n"])
+@for_each("content", [b"", b"12345"])
 async def test_the_size_of_a_head_without_length_is_asked_for(said, content):
     """Some gateways leave it out; that is no empty object."""
     cluster = MiniCluster({"k": content})
@@ -228,7 +229,7 @@ async def test_the_size_of_a_head_without_length_is_asked_for(said, content):
         assert server.seen[-1].headers["range"] == "bytes=0-0"
 
 
-@pytest.mark.parametrize("content", [b"", b"new content"])
+@for_each("content", [b"", b"new content"])
 async def test_the_latest_version_of_what_is_elsewhere(content):
     """AIStore goes on serving its copy, until a GET asks for the latest version."""
     cluster = MiniCluster({"k": b"old"})
@@ -357,8 +358,8 @@ async def test_redirect_in_circles():
         assert len(server.seen) == 4
 
 
-@pytest.mark.parametrize("marks", ["", "?pid=p&utm=1"])
-@pytest.mark.parametrize(
+@for_each("marks", ["", "?pid=p&utm=1"])
+@for_each(
     "place",
     [
         "file:///etc/passwd",
@@ -441,7 +442,7 @@ async def test_nobody_there():
     await client.aclose()
 
 
-@pytest.mark.parametrize("closing", [{}, {"Connection": "close"}])
+@for_each("closing", [{}, {"Connection": "close"}])
 async def test_truncated_body(closing):
     cluster = MiniCluster({"k": DATA})
     cuts = [1, 2]
@@ -498,7 +499,7 @@ async def test_stall_times_out():
         assert time.monotonic() - started < 3
 
 
-@pytest.mark.parametrize("closing", [False, True])
+@for_each("closing", [False, True])
 async def test_cancelled_call_ends_at_once(closing):
     """In the middle of a body, on a connection that the server may have said it will close."""
     cluster = MiniCluster({"k": DATA})
@@ -641,8 +642,8 @@ async def test_limit_of_connections():
 # Settings
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
+@for_each(
+    "options, text",
     [
         ({}, "AIS_ENDPOINT"),
         ({"endpoint": "https://h", "client_ca": Path("/no/ca")}, "/no/ca"),
@@ -673,7 +674,7 @@ def test_props_of_the_stub_are_those_of_the_reference():
     assert json.loads(PROPS)["created"].isdecimal()
 
 
-@pytest.mark.parametrize("provider", list(Provider)[:2])
+@for_each("provider", list(Provider)[:2])
 async def test_pages_that_may_lose_names_are_not_all_keys(provider):
     cluster, bucket = MiniCluster({}), Bucket("b", provider)
 

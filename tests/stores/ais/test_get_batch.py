@@ -22,6 +22,7 @@ from aisfs.stores.ais.client import (
     unpack_ranges,
 )
 from tests.stores.ais.scripted_server import PROPS, ScriptedServer, error, reply, scripted_server
+from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
 CONTENTS = {"a": b"one" * 100, "dir/b": b"", "é" * 60: b"three", "n" * 300: b"4" * 513}
@@ -51,7 +52,7 @@ def unpacked(archive: bytes) -> tuple[list[bool], list[bytes]]:
     return filled, [bytes(buffer) for _, buffer in wanted]
 
 
-@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@for_each("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_whole_objects_in_the_order_asked_for(form: int):
     filled, found = unpacked(tar_of(list(CONTENTS.items()), form))
     assert filled == [True] * len(CONTENTS)
@@ -65,20 +66,19 @@ def test_what_is_missing_or_of_another_version_is_not_filled():
     assert found[3] == CONTENTS["n" * 300]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "members",
     [
         list(reversed(CONTENTS.items())),
         [(f"b/{key}", data) for key, data in CONTENTS.items()],
     ],
-    ids=["another order", "other names"],
 )
 def test_objects_of_other_names_are_an_error(members: list[tuple[str, bytes]]):
     with pytest.raises(ProtocolError, match="came instead of"):
         unpacked(tar_of(members))
 
 
-@pytest.mark.parametrize("archive", [b"x" * 2000, bytes(10240), tar_of([])])
+@for_each("archive", [b"x" * 2000, bytes(10240), tar_of([])])
 def test_no_tar_is_an_error(archive: bytes):
     with pytest.raises(ProtocolError, match="no tar"):
         unpacked(archive)
@@ -98,8 +98,8 @@ def test_an_answer_cut_anywhere_fills_what_came_whole():
     assert most == len(CONTENTS)
 
 
-@pytest.mark.parametrize(
-    ("key", "checksum", "able"),
+@for_each(
+    "key, checksum, able",
     [
         ("a", "xxhash2:00", True), ("a", "md5:00", True), ("a", "crc32c:00", True), ("a", "", False),
         ("a", "blake3:00", False), ("a\udcff", "md5:00", False), ("é", "md5:00", True),
@@ -154,14 +154,13 @@ def test_ranges_up_to_one_that_is_missing():
     assert unpacked_ranges([]) == (0, [])  # as if one of them reached beyond its object
 
 
-@pytest.mark.parametrize(
+@for_each(
     "members",
     [
         [("s.tar", RANGES[0]), ("s.tar", RANGES[2]), ("s.tar", RANGES[1])],
         [("b/s.tar", data) for data in RANGES],
         [("s.tar", bytes(9000))] * 3,  # as servers answer that know no ranges
     ],
-    ids=["another order", "other names", "whole objects"],
 )
 def test_other_ranges_are_an_error(members: list[tuple[str, bytes]]):
     with pytest.raises(ProtocolError, match="came instead of"):
@@ -208,8 +207,8 @@ async def test_the_message_goes_along_with_the_redirect():
         await client.aclose()
 
 
-@pytest.mark.parametrize(
-    ("status", "details", "kind"),
+@for_each(
+    "status, details, kind",
     [
         (400, ("", "invalid request URI: 'GET /v1/ml/moss/b'"), Unsupported),
         (404, ("", "404 page not found"), Unsupported),
@@ -251,7 +250,7 @@ def _closing(handler):
     return handle
 
 
-@pytest.mark.parametrize(("now", "filled"), [("1", True), ("2", False)])
+@for_each("now, filled", [("1", True), ("2", False)])
 async def test_ranges_count_only_while_the_object_is_the_same_version(now: str, filled: bool):
     def answer(keys: list[str]) -> bytes:
         assert keys == ["s.tar"] * 3

@@ -1,9 +1,8 @@
 """What answers at an endpoint, told from the replies of real clusters and of others."""
 
-import pytest
-
 from aisfs.http.exchange import Reply
 from aisfs.stores.ais.replies import identify
+from tests.support.for_each import for_each
 
 NOTHING = Reply(404, {})
 UPTIME = {"ais-cluster-uptime": "1234567", "ais-node-uptime": "1234567"}
@@ -32,7 +31,7 @@ def test_a_cluster_of_which_only_a_refusal_is_known():
     assert identify(NOTHING, REFUSED, NOTHING, NOW).is_aistore
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reply",
     [
         Reply(200, {"content-type": "text/html"}, b"<html>welcome</html>"),
@@ -43,7 +42,6 @@ def test_a_cluster_of_which_only_a_refusal_is_known():
         Reply(403, {"content-type": "application/xml"}, b"<Error/>"),
         Reply(302, {}),
     ],
-    ids=lambda reply: f"{reply.status} {reply.body[:10]!r}",
 )
 def test_something_else(reply: Reply):
     found = identify(reply, reply, reply, NOW)
@@ -52,13 +50,13 @@ def test_something_else(reply: Reply):
     assert f"HTTP {reply.status}" in found.seen
 
 
-@pytest.mark.parametrize("status", [401, 407, 500, 503])
+@for_each("status", [401, 407, 500, 503])
 def test_what_cannot_be_told(status: int):
     assert identify(Reply(status, {}), Reply(status, {}), Reply(status, {}), NOW).is_aistore is None
 
 
-@pytest.mark.parametrize(
-    ("date", "ahead"),
+@for_each(
+    "date, ahead",
     [
         ("Tue, 14 Nov 2023 22:13:20 GMT", 0.0),
         ("Tue, 14 Nov 2023 22:13:19 GMT", 0.0),

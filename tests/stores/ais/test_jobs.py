@@ -20,6 +20,7 @@ from aisfs.stores.ais import jobs as job_requests
 from aisfs.stores.ais.jobs import JobState, parse_job_id, parse_jobs, parse_sort, parse_sorts
 from aisfs.stores.ais.replies import failure
 from aisfs.stores.ais.requests import Request
+from tests.support.for_each import for_each
 
 NEVER = "0001-01-01T00:00:00Z"
 BUCKET = {"name": "b", "provider": "ais", "namespace": {"uuid": "", "name": ""}}
@@ -77,8 +78,8 @@ def test_requests_name_one_job():
             job_requests.stop_job(wrong)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "query", "body"),
+@for_each(
+    "method, path, query, body",
     [
         ("DELETE", "/v1/sort/abort", "uuid=", {}),
         ("DELETE", "/v1/sort", "uuid=x", {}),
@@ -141,7 +142,7 @@ def test_what_targets_say_of_a_sort_is_put_together():
     assert parse_sorts(reply(None)) == []
 
 
-@pytest.mark.parametrize("value", [[], {}])
+@for_each("value", [[], {}])
 def test_a_build_without_sorts_knows_no_job(value: object):
     with pytest.raises(JobNotFound):
         parse_sort(reply(value), "srt-x")
@@ -174,7 +175,7 @@ def test_what_targets_say_of_other_jobs_is_put_together():
     assert parse_jobs(reply({"t1": []}), "jobs") == []
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"t": [{"id": 7}]}', b'"x"'])
+@for_each("body", [b"", b"[1]", b"{", b'{"t": [{"id": 7}]}', b'"x"'])
 def test_answers_that_make_no_sense(body: bytes):
     with pytest.raises(ProtocolError):
         parse_jobs(Reply(200, {}, body), "jobs")

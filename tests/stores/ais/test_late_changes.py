@@ -15,6 +15,7 @@ from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent
 from tests.stores.ais.scripted_server import MiniCluster, Seen, reply, scripted_server
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 
@@ -65,7 +66,7 @@ class Target(MiniCluster):
             done.wait(10)
 
 
-@pytest.mark.parametrize("first", ["upload", "remove"])
+@for_each("first", ["upload", "remove"])
 async def test_what_was_given_up_does_not_undo_what_was_acknowledged(first):
     target = Target()
     with scripted_server(target) as second:

@@ -12,6 +12,7 @@ from aisfs.model import Bucket
 from aisfs.stores.ais import replies
 from aisfs.stores.ais.replies import resume_after
 from aisfs.stores.ais.requests import BucketFacts
+from tests.support.for_each import for_each
 from tests.support.real_paging import RealPaging
 
 B = Bucket("b")
@@ -51,7 +52,7 @@ def level(server: RealPaging, prefix: str) -> set[str]:
     return set(server.page(prefix, "", 10**6)[0])
 
 
-@pytest.mark.parametrize("size", [8, 10, 12])
+@for_each("size", [8, 10, 12])
 def test_names_of_the_conformance_kit(size: int):
     server = RealPaging((tuple(KIT),))
     assert listed(server, "top/", size) == level(server, "top/") == set(LOOSE + DIRS)

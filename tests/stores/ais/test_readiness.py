@@ -22,6 +22,7 @@ from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent
 from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.support.for_each import for_each
 
 B = Bucket("b")
 READY_AFTER = 3
@@ -151,7 +152,7 @@ async def read(store: CallPipeline, info: ObjectInfo) -> bytes:
     return bytes(buffer)
 
 
-@pytest.mark.parametrize("known", [[], ["t1"], ["t1", "t3"]])
+@for_each("known", [[], ["t1"], ["t1", "t3"]])
 async def test_what_is_written_after_a_restart_is_read_back(known):
     cluster = Cluster()
     async with store_of(cluster) as store:
@@ -162,7 +163,7 @@ async def test_what_is_written_after_a_restart_is_read_back(known):
         assert cluster.targets == {"t1": {}, "t2": {"k": b"new"}, "t3": {}}
 
 
-@pytest.mark.parametrize("known", [[], ["t1"]])
+@for_each("known", [[], ["t1"]])
 async def test_what_exists_exists_after_a_restart(known):
     cluster = Cluster()
     async with store_of(cluster) as store:
@@ -175,7 +176,7 @@ async def test_what_exists_exists_after_a_restart(known):
         assert [found.key for found in (await store.list_page(B, "")).objects] == ["k"]
 
 
-@pytest.mark.parametrize("known", [[], ["t1"]])
+@for_each("known", [[], ["t1"]])
 async def test_what_is_removed_after_a_restart_is_gone(known):
     cluster = Cluster()
     async with store_of(cluster) as store:
@@ -367,7 +368,7 @@ async def test_another_cluster_at_the_same_endpoint_misses_nothing():
         assert (await store.head(B, "k")).size == 5
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@for_each("status", [401, 403, 404])
 async def test_a_map_that_may_not_be_seen_is_not_needed(status):
     cluster = Cluster()
     cluster.map_status = status
@@ -380,7 +381,7 @@ async def test_a_map_that_may_not_be_seen_is_not_needed(status):
         assert cluster.targets["t2"] == {"k": b"new"}
 
 
-@pytest.mark.parametrize("status", [400, 403, 404])
+@for_each("status", [400, 403, 404])
 async def test_a_proxy_that_does_not_tell_its_health_is_judged_by_its_map(status):
     cluster = Cluster()
     cluster.health, cluster.map_status = status, 200
@@ -457,7 +458,7 @@ async def test_a_server_that_closes_after_each_reply_is_asked_on_connections_of_
         assert (await store.head(B, "k")).size == 3
 
 
-@pytest.mark.parametrize(("method", "status"), [("HEAD", 400), ("GET", 500), ("DELETE", 400)])
+@for_each("method, status", [("HEAD", 400), ("GET", 500), ("DELETE", 400)])
 async def test_an_object_that_the_cluster_cannot_read_is_said_to_be_damaged(method, status):
     cluster = Cluster()
 

@@ -11,6 +11,7 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.support.for_each import for_each
 
 FAR = Bucket("b", namespace="@far#")
 CLOUD = Bucket("b", Provider.AWS)
@@ -93,7 +94,7 @@ def looked(server) -> int:
     )
 
 
-@pytest.mark.parametrize("bucket", [FAR, CLOUD])
+@for_each("bucket", [FAR, CLOUD])
 async def test_what_was_listed_and_is_not_what_aistore_has_is_fetched_anew(bucket):
     async with connected(Copies()) as (client, server):
         assert await read(client, bucket, ObjectInfo("k", len(NEW), version="2")) == NEW
@@ -115,7 +116,7 @@ async def test_a_mixture_that_a_listing_shows_is_stale_once():
         assert await read(client, FAR, await client.head(FAR, "k")) == NEW
 
 
-@pytest.mark.parametrize("key", ["k", "a/b-2/k"])
+@for_each("key", ["k", "a/b-2/k"])
 async def test_what_is_looked_up_in_another_cluster_is_the_original(key):
     async with connected(Copies()) as (client, server):
         found = await client.head(FAR, key)
@@ -213,7 +214,7 @@ async def test_an_attached_cluster_that_does_not_answer_hides_nothing_that_was_s
         assert await client.list_buckets() == known
 
 
-@pytest.mark.parametrize("status", [400, 403])
+@for_each("status", [400, 403])
 async def test_a_token_that_may_not_see_the_attached_clusters_sees_those_here(status):
     cluster = Copies()
 

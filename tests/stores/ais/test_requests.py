@@ -20,6 +20,7 @@ from aisfs.model import Bucket, ObjectInfo, Page, Provider
 from aisfs.stores.ais import replies, requests
 from aisfs.stores.ais.replies import failure, refuses_props
 from aisfs.stores.ais.requests import BucketFacts, Request
+from tests.support.for_each import for_each
 
 PETS = Bucket("pets")
 FACTS = BucketFacts(1_700_000_000_000_000_000, "xxhash2")
@@ -95,14 +96,14 @@ def test_range_request():
     )
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 0), (5, 5), (6, 5), (-1, 3)])
+@for_each("start, stop", [(0, 0), (5, 5), (6, 5), (-1, 3)])
 def test_degenerate_range_never_built(start, stop):
     with pytest.raises(ValueError, match="empty"):
         requests.get_range(PETS, "a", start, stop)
 
 
-@pytest.mark.parametrize(
-    ("key", "path"),
+@for_each(
+    "key, path",
     [
         ("dir/a.jpg", "dir/a.jpg"),
         ("100%", "100%25"),
@@ -122,7 +123,7 @@ def test_path_quoting(key, path):
     assert requests.get_object(PETS, key).path == f"/v1/objects/pets/{path}"
 
 
-@pytest.mark.parametrize("key", ["", ".", "..", "a/../b", "a/.", "./a", "a\0b", "\ud800"])
+@for_each("key", ["", ".", "..", "a/../b", "a/.", "./a", "a\0b", "\ud800"])
 def test_names_that_would_be_rewritten_refused(key):
     with pytest.raises(InvalidName):
         requests.get_object(PETS, key)
@@ -157,8 +158,8 @@ PAGE = Page(
 )
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
+@for_each(
+    "kind, body",
     [
         ("application/msgpack", MSGPACK_PAGE),
         ("application/json; charset=utf-8", JSON_PAGE),
@@ -170,7 +171,7 @@ def test_page(kind, body):
     assert replies.parse_page(reply, PETS, "a/", FACTS) == PAGE
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reply",
     [
         Reply(200, {}, b'{"uuid":"x","continuation_token":"","entries":null,"flags":0}'),
@@ -233,11 +234,11 @@ def test_cloud_times_come_from_custom_metadata():
     assert info.mtime_ns == 1_704_164_645_000_000_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [b"", b"<html>", b"[]", b'{"entries":[{"size":"1"}]}', b'{"entries":[{"name":"\xff"'],
 )
-@pytest.mark.parametrize("kind", ["application/msgpack", "application/json"])
+@for_each("kind", ["application/msgpack", "application/json"])
 def test_unreadable_listing(kind, body):
     with pytest.raises(ProtocolError, match="ais://pets/d/: the listing is unreadable"):
         replies.parse_page(Reply(200, {"content-type": kind}, body), PETS, "d/", FACTS)
@@ -293,7 +294,7 @@ def test_bucket_facts():
     assert requests.parse_bucket_facts(reply) == BucketFacts(1795224024593828335, "xxhash2", True)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "<html>", '{"created":"x"}', '{"checksum":{"type":7}}'])
+@for_each("text", ["", "{}", "<html>", '{"created":"x"}', '{"checksum":{"type":7}}'])
 def test_bucket_facts_unknown(text):
     assert requests.parse_bucket_facts(Reply(200, {"ais-bucket-props": text})) == BucketFacts()
     assert requests.parse_bucket_facts(Reply(200, {})) == BucketFacts()
@@ -315,8 +316,8 @@ EMPTY = {"ais-checksum-type": "xxhash2", "ais-checksum-value": "ef46db3751d8e999
 SOME = {"ais-checksum-type": "md5", "ais-checksum-value": "900150983cd24fb0d6963f7d28e17f72"}
 
 
-@pytest.mark.parametrize(
-    ("headers", "lacks"),
+@for_each(
+    "headers, lacks",
     [
         (EMPTY, False),  # as old servers say of empty objects
         ({**EMPTY, "content-length": "0"}, False),
@@ -335,8 +336,8 @@ def test_a_size_is_zero_only_with_proof(headers, lacks):
 GET_FIRST = requests.get_range(PETS, "k", 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("first", "size"),
+@for_each(
+    "first, size",
     [
         (Reply(206, {"content-range": "bytes 0-0/100", "content-length": "1"}), 100),
         (Reply(416, {"content-range": "bytes */0"}), 0),
@@ -351,8 +352,8 @@ def test_a_size_from_the_first_byte(first, size):
     assert (info.size, info.version) == (size, "1")
 
 
-@pytest.mark.parametrize(
-    ("first", "kind"),
+@for_each(
+    "first, kind",
     [
         (Reply(200, {}), ProtocolError),
         (Reply(206, {}), ProtocolError),
@@ -371,15 +372,13 @@ def test_no_size_from_the_first_byte(first, kind):
         described()
 
 
-@pytest.mark.parametrize(
-    "length", ["-1", "1_0", " 5", "5, 5", "9" * 5000, "9" * 19, "0x5", "\u0665"]
-)
+@for_each("length", ["-1", "1_0", " 5", "5, 5", "9" * 5000, "9" * 19, "0x5", "\u0665"])
 def test_what_is_no_length(length):
     with pytest.raises(ProtocolError, match="a length of"):
         requests.parse_object(Reply(200, {"content-length": length}), PETS, "k", FACTS)
 
 
-@pytest.mark.parametrize("version", ["", "abc", "2147483648", "0", "9" * 5000])
+@for_each("version", ["", "abc", "2147483648", "0", "9" * 5000])
 def test_versions_that_count_nothing_leave_the_creation_time(version):
     info = requests.parse_object(Reply(200, {"ais-version": version}), PETS, "k", FACTS)
     assert info.mtime_ns == CREATED
@@ -397,7 +396,7 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {},
@@ -410,7 +409,7 @@ def test_expected_content(change):
     requests.check_content(Reply(206, {**GOOD, **change}), PETS, EXPECTED, FACTS, 10, 20)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [{"content-range": "bytes 10-19/101"}, {"ais-version": "3"}, {"ais-checksum-value": "abd"}],
 )
@@ -419,7 +418,7 @@ def test_other_version_is_stale(change):
         requests.check_content(Reply(206, {**GOOD, **change}), PETS, EXPECTED, FACTS, 10, 20)
 
 
-@pytest.mark.parametrize("status", [200, 206])
+@for_each("status", [200, 206])
 def test_bytes_of_no_known_version_are_not_believed(status):
     """As a gateway's own page, or its cache, would come."""
     headers = {"content-length": "100", "content-range": "bytes 0-99/100"}
@@ -434,14 +433,14 @@ def test_bytes_of_no_known_version_are_not_believed(status):
     requests.check_content(reply, PETS, ObjectInfo("k", 100), FACTS, 0, 100)
 
 
-@pytest.mark.parametrize("text", ["", "bytes */100", "bytes 0-9/100", "bytes 10-18/100"])
+@for_each("text", ["", "bytes */100", "bytes 0-9/100", "bytes 10-18/100"])
 def test_other_range_is_no_answer(text):
     reply = Reply(206, {**GOOD, "content-range": text})
     with pytest.raises(ProtocolError):
         requests.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
 
 
-@pytest.mark.parametrize("length", ["9", "11", "x"])
+@for_each("length", ["9", "11", "x"])
 def test_a_body_of_another_length_than_its_range_is_no_answer(length):
     reply = Reply(206, {**GOOD, "content-length": length})
     with pytest.raises(ProtocolError):
@@ -453,7 +452,7 @@ def test_a_length_is_not_needed():
     requests.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
 
 
-@pytest.mark.parametrize("status", [200, 206])
+@for_each("status", [200, 206])
 def test_bytes_that_somebody_compressed_are_no_answer(status):
     reply = Reply(status, {**GOOD, "content-range": "bytes 0-99/100", "content-encoding": "gzip"})
     del reply.headers["content-length"]
@@ -501,8 +500,8 @@ def _said_by_old_servers(message: str) -> bytes:
     return json.dumps({"message": message, **others, "status": 404}).encode()
 
 
-@pytest.mark.parametrize(
-    ("request_", "status", "body", "kind", "transient"),
+@for_each(
+    "request_, status, body, kind, transient",
     [
         (GET, 401, _said("", "token required"), AccessDenied, False),
         (GET, 403, _said(""), AccessDenied, False),

@@ -27,6 +27,7 @@ from aisfs.stores.ais.shard_index import (
     shard_of_index,
 )
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server
+from tests.support.for_each import for_each
 from tests.support.servers import running_server
 from tests.support.tars import BLOCK, END, GNU, entry, long_name, pax, shard
 
@@ -118,8 +119,8 @@ def ustar(*members: bytes) -> bytes:
 # Where it is ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("bucket", "key"),
+@for_each(
+    "bucket, key",
     [
         (Bucket("pets"), "ais/@#/pets/train/0.tar.idx"),
         (Bucket("pets", Provider.AWS), "aws/@#/pets/train/0.tar.idx"),
@@ -157,8 +158,8 @@ def test_golden_bytes():
     assert [index.mode(row) for row in (0, 1)] == [0o444, 0o444]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(
+@for_each("version", [1, 2])
+@for_each(
     "data",
     [
         shard([f"sample_{at // 2:06}.{'jpg' if at % 2 else 'cls'}" for at in range(200)]),
@@ -169,7 +170,6 @@ def test_golden_bytes():
         ustar(entry(b"a", b"1"), long_name(b"n" * 400), entry(b"n" * 100, b"2", magic=GNU)),
         ustar(entry(b"\xff", b"1")),
     ],
-    ids=["pax", "ustar", "long", "sizes", "dotted", "gnu", "bytes"],
 )
 def test_same_tree_as_our_scan_but_for_times(data, version):
     index = index_of(data, version)
@@ -186,7 +186,7 @@ def test_climbing_names_are_hidden_as_by_the_scan():
     assert index.skipped == scan(data).skipped == {"climbs": 2}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         ustar(),
@@ -202,21 +202,6 @@ def test_climbing_names_are_hidden_as_by_the_scan():
         entry(b"a", b"1"),
         entry(b"a", b"1") + bytes(512),
         ustar(entry(b"a", b"1")) + bytes(9000),
-    ],
-    ids=[
-        "empty",
-        "directory",
-        "symlink",
-        "hardlink",
-        "last",
-        "duplicate",
-        "empty duplicate",
-        "contiguous",
-        "mixed headers",
-        "global",
-        "no end mark",
-        "half an end mark",
-        "odd end",
     ],
 )
 def test_shards_it_may_not_tell_all_of_are_to_be_scanned(data):
@@ -236,7 +221,7 @@ SHARD = shard([f"{at:04}.jpg" for at in range(20)])
 ENTRIES = as_aistore_does(SHARD)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expected",
     [
         ObjectInfo("a.tar", len(SHARD) + 512, "1", f"xxhash2:{CHECKSUM}"),
@@ -244,7 +229,6 @@ ENTRIES = as_aistore_does(SHARD)
         ObjectInfo("a.tar", len(SHARD), "1"),
         ObjectInfo("a.tar", len(SHARD), "1", "xxhash2:\udcff"),
     ],
-    ids=["size", "checksum", "no checksum", "odd checksum"],
 )
 def test_stale(expected):
     packed = sealed(payload(ENTRIES, len(SHARD)))
@@ -252,7 +236,7 @@ def test_stale(expected):
     assert decode_shard_index(packed, expected) is None
 
 
-@pytest.mark.parametrize(("kind", "checksum"), [(b"none", b""), (b"", b""), (b"md5", b"")])
+@for_each("kind, checksum", [(b"none", b""), (b"", b""), (b"md5", b"")])
 def test_index_without_a_checksum_could_be_of_any_version(kind, checksum):
     packed = sealed(payload(ENTRIES, len(SHARD), kind=kind, checksum=checksum))
     assert decode_shard_index(packed, version_of(SHARD)) is None
@@ -264,7 +248,7 @@ def test_type_of_the_checksum_may_be_told_wrongly_by_listings():
     assert decode_shard_index(packed, version_of(SHARD)) is not None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "packed",
     [
         b"",

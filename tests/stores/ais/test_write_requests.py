@@ -12,6 +12,7 @@ from aisfs.stores.ais.replies import labelled
 from aisfs.stores.ais.requests import BucketFacts, Request
 from aisfs.stores.custom import encode_custom, stamp_of
 from aisfs.stores.port import BytesContent, checksum_of
+from tests.support.for_each import for_each
 
 PETS = Bucket("pets")
 FACTS = BucketFacts(1_700_000_000_000_000_000, "xxhash2")
@@ -25,23 +26,23 @@ SELECTORS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["DELETE", "POST", "PUT", "PATCH"])
-@pytest.mark.parametrize(
+@for_each("method", ["DELETE", "POST", "PUT", "PATCH"])
+@for_each(
     "path", ["/v1/buckets/pets", "/v1/objects/pets", "/v1/objects/pets/", "/v1/cluster", "/s3/pets"]
 )
-@pytest.mark.parametrize("body", SELECTORS)
+@for_each("body", SELECTORS)
 def test_requests_that_could_change_more_than_one_object_cannot_be_made(method, path, body):
     with pytest.raises(ValueError, match="more than one object"):
         Request(method, path, "", "pets", {}, body)
 
 
-@pytest.mark.parametrize("body", SELECTORS[1:])
+@for_each("body", SELECTORS[1:])
 def test_selectors_are_refused_on_objects_too(body):
     with pytest.raises(ValueError, match="selector"):
         Request("DELETE", "/v1/objects/pets/k", "", "pets", {}, body)
 
 
-@pytest.mark.parametrize("key", ["", "/", "a/", ".", "..", "a/../b", "a\0b", "\ud800"])
+@for_each("key", ["", "/", "a/", ".", "..", "a/../b", "a\0b", "\ud800"])
 def test_every_change_names_an_object(key):
     info = ObjectInfo(key, 1)
     for make in (
@@ -92,7 +93,7 @@ def test_reply_of_a_put():
     assert requests.parse_written(Reply(200, {"content-length": "0"}), PETS, "k", 5, FACTS) is None
 
 
-@pytest.mark.parametrize("join", ["mtime=5, aisfs={}, z=1", "[mtime:5 aisfs:{} z:1]", "aisfs={}"])
+@for_each("join", ["mtime=5, aisfs={}, z=1", "[mtime:5 aisfs:{} z:1]", "aisfs={}"])
 def test_custom_metadata_among_that_of_others(join):
     info = ObjectInfo("k", 5, "7", "xxhash2:abcd")
     text = join.format(encode_custom({"mode": "0600"}, stamp_of(info)))
@@ -101,7 +102,7 @@ def test_custom_metadata_among_that_of_others(join):
         assert requests.with_custom(other, text).custom == {}
 
 
-@pytest.mark.parametrize("text", ["", "aisfs=", "aisfs=x", "aisfs=bm9uc2Vuc2U", "naisfs=W10", "a"])
+@for_each("text", ["", "aisfs=", "aisfs=x", "aisfs=bm9uc2Vuc2U", "naisfs=W10", "a"])
 def test_custom_metadata_that_is_not_ours(text):
     assert requests.with_custom(ObjectInfo("k", 5, "7"), text).custom == {}
 
@@ -118,8 +119,8 @@ def test_types_of_checksums_in_listings():
     assert labelled("xxhash2", "") == ""
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
+@for_each(
+    "kind, value",
     [
         # As AIStore 5.0 gave them.
         ("crc32c", "e19b0149"),

@@ -16,6 +16,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.stores.cloud_client import cloud_errors, error_of
+from tests.support.for_each import for_each
 
 GET = "Generic S3 error: Error performing GET https://h/b/k?sig=SECRET&x=1 in 2ms - "
 CONNECT = """
@@ -32,8 +33,8 @@ def reply(status: int, code: str = "", message: str = "") -> str:
     return f"{GET}Server returned non-2xx status code: {status} X: {body}{DEBUG}"
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
+@for_each(
+    "error, kind, text",
     [
         (obs.GenericError(reply(503, "SlowDown", "Please reduce")), Unavailable, "HTTP 503 SlowDown: Please reduce"),
         (obs.GenericError(reply(429)), Unavailable, "HTTP 429"),
@@ -98,7 +99,7 @@ def test_no_cause_is_kept():
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize("name", ["PanicException", "RustPanic"])
+@for_each("name", ["PanicException", "RustPanic"])
 def test_a_panic_is_no_text_for_users(name):
     panic = type(name, (BaseException,), {})
     with (

@@ -9,6 +9,7 @@ import trio
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, ProtocolError, Stale, Unsupported
 from tests.stores.ais.scripted_server import Seen, reply
 from tests.stores.web.mini_site import DATA, DATE, MiniSite, read, store_over, stream
+from tests.support.for_each import for_each
 
 SECONDS = 20
 """Until something counts as hanging. Not a statement about speed."""
@@ -57,7 +58,7 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
+@for_each("name", PASSING)
 async def test_passing_failures_are_invisible(name):
     site = MiniSite()
     async with store_over(site) as (store, bucket, _):
@@ -129,7 +130,7 @@ LIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LIES)
+@for_each("name", LIES)
 async def test_lies_are_refused(name):
     spoil, kind = LIES[name]
     site = MiniSite()
@@ -201,7 +202,7 @@ async def test_a_file_without_version_has_none():
         assert not {"if-match", "if-unmodified-since"} & server.seen[-1].headers.keys()
 
 
-@pytest.mark.parametrize("status", [400, 403, 405, 501])
+@for_each("status", [400, 403, 405, 501])
 async def test_without_head_the_first_byte_is_asked_for(status):
     site = MiniSite()
 

@@ -14,6 +14,7 @@ from aisfs.stores import web as store_module
 from aisfs.stores.port import pages_of
 from aisfs.stores.web import WebStore
 from aisfs.stores.web_pages import Names, names_in_index, names_in_multistatus
+from tests.support.for_each import for_each
 from tests.support.web_servers import nginx
 
 PAGES = Path(__file__).parent / "pages"
@@ -23,8 +24,8 @@ UTF8 = {"ü", "日本"}
 RAW, DOTS = {"raw\udcff"}, {"..."}
 
 
-@pytest.mark.parametrize(
-    ("page", "url", "files"),
+@for_each(
+    "page, url, files",
     [
         ("apache-fancy.html", "http://h/d/", PLAIN | UTF8 | RAW | DOTS),
         ("apache-table.html", "http://h/html/d/", PLAIN | UTF8 | RAW | DOTS),
@@ -49,7 +50,7 @@ def page(*links: str, title: str = "Index of /a b/d/", end: str = "</html>") -> 
     return f"<html><title>{title}</title><body>{body}</body>{end}".encode()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "link",
     [
         "../", "./", "..", ".", "/", "/a%20b/", "?C=N;O=D", "#top", "http://other/a%20b/d/x", "//other/x", "mailto:me@h",
@@ -61,8 +62,8 @@ def test_other_links_are_no_names(link):
     assert names_in_index(URL, page("real", link)) == Names({"real"}, set())
 
 
-@pytest.mark.parametrize(
-    ("link", "name"),
+@for_each(
+    "link, name",
     [
         ("x", "x"), ("./x", "x"), ("/a%20b/d/x", "x"), ("http://h:1/a%20b/d/x", "x"), ("../d/x", "x"), ("%78", "x"),
         ("a%26b", "a&b"), ("a&amp;b", "a&b"), ("%25", "%"), ("%3F", "?"), ("a%0Ab", "a\nb"), ("%FF", "\udcff"), ("ü", "ü"),
@@ -73,21 +74,17 @@ def test_ways_to_write_a_name(link, name):
     assert names_in_index(URL, page(f"{link}/")) == Names(set(), {name})
 
 
-@pytest.mark.parametrize(
-    "title", ["My data", "", "Index of my data", "Welcome", "An index of /a b/d/", "404"]
-)
+@for_each("title", ["My data", "", "Index of my data", "Welcome", "An index of /a b/d/", "404"])
 def test_a_page_by_hand_is_no_index(title):
     assert names_in_index(URL, page("x.tar", title=title)) is None
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"x.tar\ny.tar\n", b'{"name": "x"}', b'["x"]', b'[{"a": 1}]']
-)
+@for_each("body", [b"", b"<html>", b"x.tar\ny.tar\n", b'{"name": "x"}', b'["x"]', b'[{"a": 1}]'])
 def test_other_content_is_no_index(body):
     assert names_in_index(URL, body) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         page("x", end=""),
@@ -125,7 +122,7 @@ def test_hrefs_of_webdav():
     assert names_in_multistatus(URL, body) == Names({"x", "y"}, {"s"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         b"", b"<html></html>", b"<D:multistatus", multistatus(), multistatus("/a%20b/d/x"),

@@ -8,13 +8,14 @@ from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.stores.registry import named_files
 from aisfs.stores.web import WebStore
+from tests.support.for_each import for_each
 from tests.support.web_servers import nginx
 
 H = Bucket("h", Provider.HTTPS)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
+@for_each(
+    "words, named",
     [
         (["https://h/d/x-{0..1}.tar"], ["d/x-0.tar", "d/x-1.tar"]),
         (["https://h/x.tar", "https://h/d/y.tar"], ["x.tar", "d/y.tar"]),

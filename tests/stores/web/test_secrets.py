@@ -17,6 +17,7 @@ from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.web import HostHeaders, WebStore
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server
 from tests.stores.web.mini_site import DATA, MiniSite, read, store_over
+from tests.support.for_each import for_each
 
 TOKEN = "s3cret-token-of-the-test"
 
@@ -59,7 +60,7 @@ async def test_a_redirect_elsewhere_takes_no_secret_along(tmp_path):
             assert not {"authorization", "cookie"} & seen.headers.keys()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "location",
     ["ftp://h/x", "http://", "http://[", "javascript:x", "file:///etc/passwd", "http://h:0/"],
 )
@@ -107,7 +108,7 @@ async def test_a_redirect_leads_no_nearer_to_this_machine(first, then, follows, 
         assert not inner.seen
 
 
-@pytest.mark.parametrize(("hosts", "follows"), [((), False), (("inner",), True)])
+@for_each("hosts, follows", [((), False), (("inner",), True)])
 async def test_a_redirect_leads_only_where_a_tenant_may_go(hosts, follows):
     with scripted_server(MiniSite()) as inner:
         inner_host = urlsplit(inner.endpoint).netloc
@@ -176,7 +177,7 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@for_each("extra", EXTRAS)
 def test_a_missing_extra_is_named(extra):
     module, source = EXTRAS[extra]
     code = (
