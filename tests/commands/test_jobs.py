@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.mount.datasets import webdataset
 from tests.support.mounts import environment
 from tests.support.preloaded import Preloader
 from tests.support.servers import RunningServer, running_server
@@ -130,13 +131,11 @@ def until(condition: Callable[[], Any]) -> Any:
 
 def samples(path: Path) -> list[dict[str, Any]]:
     """Give the samples of a shard as webdataset groups its members."""
-    from webdataset.tariterators import group_by_keys  # torch: 3 s of each worker
-
     with tarfile.open(path) as tar:
         members = [{"fname": m.name, "data": tar.extractfile(m).read(), "__url__": ""} for m in tar]
     return [
         {k: v for k, v in sample.items() if k not in ("__url__", "__local_path__")}
-        for sample in group_by_keys(iter(members))
+        for sample in webdataset().tariterators.group_by_keys(iter(members))
     ]
 
 

@@ -23,6 +23,7 @@ from aisfs.core.index.published import ScanRules, decode_published
 from aisfs.core.names.listing import INDEX_DIRECTORY
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.model import ObjectInfo
+from tests.mount.datasets import WITHOUT_TORCH
 from tests.support.mounts import finish
 from tests.support.preloaded import Preloader, Started
 from tests.support.publishing import everything, scanned
@@ -104,7 +105,7 @@ def test_classes(tree, tmp_path):
     (tree / "cat").joinpath("ü" * 100).rename(tree / "fox")
     run("pack", tree, shards, "--class-to", "cls", "--shuffle", 1, "--max-count", 10)
     # In a process of its own: webdataset leaves files open.
-    script = (
+    script = WITHOUT_TORCH + (
         "import json, sys, webdataset\n"
         "data = webdataset.WebDataset(sys.argv[1:], shardshuffle=False).decode()\n"
         "print(json.dumps([(sample['__key__'], sample['cls']) for sample in data]))\n"
@@ -222,7 +223,7 @@ def test_older_shards_stay_where_packing_fails(tree, server):
 
 def webdataset_keys(*shards: Path) -> list[str]:
     """What webdataset reads, in a process of its own, since it leaves files open."""
-    script = (
+    script = WITHOUT_TORCH + (
         "import json, sys, webdataset\n"
         "data = webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False)\n"
         "print(json.dumps([sample['__key__'] for sample in data]))\n"
@@ -649,7 +650,6 @@ def memory_of(*arguments):
     return int(code), int(kib) << 10, done.stderr
 
 
-@pytest.mark.later
 def test_unpacking_takes_no_memory_in_proportion(tmp_path):
     """Neither to the number of members, nor to the length of a header."""
     few, many = tmp_path / "few.tar", tmp_path / "many.tar"

@@ -13,6 +13,7 @@ from demo.__main__ import _parser
 from demo.pictures import MOST, class_name, draw_pictures, find_pictures, read_pictures
 from demo.stage import _base
 from tests.demo.running import LIMIT, demo, losses, save
+from tests.support.for_each import for_each
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(LIMIT + 100)]
 
@@ -127,9 +128,7 @@ def test_a_huge_picture_is_scaled_down(tmp_path):
         assert image.size == (1024, 512)
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"), [("cats & dogs", "cats_dogs"), ("x.y", "x_y"), ("été", "été")]
-)
+@for_each("folder, name", [("cats & dogs", "cats_dogs"), ("x.y", "x_y"), ("été", "été")])
 def test_class_names_are_safe_in_keys(folder, name):
     assert class_name(Path("/data") / folder / "1.jpg") == name
 

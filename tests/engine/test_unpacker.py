@@ -21,7 +21,8 @@ from tests.support.archives import COMPRESSIONS, make_tar, text
 
 BUCKET = Bucket("b")
 MIB = 1 << 20
-TAR = make_tar({f"{n}.txt": text(MIB, n) for n in range(30)})
+TEXT = text(MIB)
+TAR = make_tar({f"{n}.txt": TEXT[n * 1000 :] + TEXT[: n * 1000] for n in range(30)})
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from PIL import Image
 
 from aisfs.commands.options import Exit
 from tests.mount.content import delete, put
-from tests.mount.datasets import encode, sample, tree, write_shard
+from tests.mount.datasets import ImageFolder, encode, sample, tree, write_shard
 from tests.support.mounts import Mount, aisfs, mounted
 from tests.support.servers import RunningServer, running_server
 
@@ -86,8 +86,6 @@ def pet_mount(
 
 def test_all_pictures_of_samples_with_marked_labels(server: RunningServer, mountpoint: Path):
     """Labels as Windows editors save them, with two pictures each."""
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     samples = [
         sample(f"s{n}", "", left_jpg=jpeg(n), right_jpg=jpeg(n + 9)) | {"cls": f"\ufeffkind{n}\r\n"}
         for n in range(2)
@@ -109,8 +107,6 @@ def test_all_pictures_of_samples_with_marked_labels(server: RunningServer, mount
 
 
 def test_image_folder_sees_what_it_sees_unpacked(pet_mount: Mount, unpacked: Path):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     ours, theirs = ImageFolder(pet_mount.path), ImageFolder(unpacked)
     assert ours.classes == theirs.classes
     assert ours.class_to_idx == theirs.class_to_idx

@@ -13,7 +13,7 @@ from PIL import Image
 
 from aisfs.commands.options import Exit
 from tests.mount.content import put
-from tests.mount.datasets import encode, tree, write_shard
+from tests.mount.datasets import WITHOUT_TORCH, ImageFolder, encode, tree, webdataset, write_shard
 from tests.support.mounts import Mount, aisfs, check_refused, mounted, python
 from tests.support.servers import RunningServer, running_server
 
@@ -78,8 +78,6 @@ def skipped(mount: Mount) -> dict[str, int]:
 
 
 def test_image_folder_with_labels_from_other_shards(server: RunningServer, mountpoint: Path):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     with joined(server, mountpoint, "class", "--join") as mount:
         dataset = ImageFolder(mount.path)
         assert dataset.classes == [str(label) for label in range(CLASSES)]
@@ -138,14 +136,10 @@ def test_flat_shows_the_members_of_joined_samples(server: RunningServer, mountpo
 
 def samples_of(shard: Path) -> dict[str, tuple[str | None, dict[str, str]]]:
     """What webdataset reads; from memory, since it leaves shards open."""
-    from webdataset.tariterators import (  # torch: 3 s of each worker
-        group_by_keys,
-        tar_file_expander,
-    )
-
+    readers = webdataset().tariterators
     stream = {"url": str(shard), "stream": io.BytesIO(shard.read_bytes())}
     found = {}
-    for sample in group_by_keys(tar_file_expander([stream])):
+    for sample in readers.group_by_keys(readers.tar_file_expander([stream])):
         assert sample["__key__"] not in found, "no sample comes twice"
         image = hashlib.sha256(sample["jpg"]).hexdigest() if "jpg" in sample else None
         parts = {name: sample[name].decode() for name in ("cls", "json") if name in sample}
@@ -178,11 +172,14 @@ def test_shards_of_joined_samples_as_webdataset_reads_them(server: RunningServer
     assert sums[0] == sums[1]
 
 
-WEBDATASET = """
+WEBDATASET = (
+    WITHOUT_TORCH
+    + """
 import json, sys, webdataset
 dataset = webdataset.WebDataset(sys.argv[1:], shardshuffle=False)
 print(json.dumps([sample["__key__"] for sample in dataset]))
 """
+)
 
 
 def test_shuffled_shards_of_joined_samples(server: RunningServer, mountpoint: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.content import put
-from tests.mount.datasets import encode, sample, tree
+from tests.mount.datasets import ImageFolder, encode, sample, tree
 from tests.support.mounts import aisfs, mounted
 from tests.support.servers import RunningServer, running_server
 
@@ -45,8 +45,6 @@ def pack(server: RunningServer, *words: str | Path) -> str:
 def test_folders_are_the_classes(
     server: RunningServer, pics: Path, tmp_path: Path, mountpoint: Path, foreground: bool
 ):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     pack(server, pics, "ais://b/plain/p-{00..}.tar", "--max-count", "2")
     pack(server, pics, tmp_path / "out" / "p-{00..}.tar", "--max-count", "2")
     for source in ("ais://b/plain", "ais://b/plain/p-{00..}.tar", str(tmp_path / "out")):
@@ -87,8 +85,6 @@ def test_joined_samples_have_the_folders_as_classes_too(server: RunningServer, m
 def test_numbers_are_shown_as_the_names_that_were_stored(
     server: RunningServer, pics: Path, tmp_path: Path, mountpoint: Path
 ):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     for place in ("ais://b/named", str(tmp_path / "named")):
         pack(server, pics, f"{place}/p-{{00..}}.tar", "--class-to", "cls", "--max-count", "2")
         with mounted(place, mountpoint, endpoint=server.endpoint, options=VIEW) as m:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.mount import zoo
 from tests.mount.content import sha256, tree_of
+from tests.mount.datasets import WITHOUT_TORCH
 from tests.support.mounts import Mount, mounted, succeed
 from tests.support.servers import running_server
 
@@ -132,7 +133,7 @@ def test_a_local_directory_shows_the_same(shards: Path, extracted: Path, mountpo
 
 
 def test_webdataset_reads_the_mounted_shard(mount: Mount):
-    script = (
+    script = WITHOUT_TORCH + (
         "import sys, warnings; warnings.simplefilter('ignore'); import webdataset as wds\n"
         "rows = list(wds.WebDataset(sys.argv[1], shardshuffle=False))\n"
         "print(len(rows), rows[7]['__key__'], len(rows[7]['jpg']))\n"

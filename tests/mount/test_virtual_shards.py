@@ -14,6 +14,7 @@ import pytest
 
 from aisfs.commands.options import Exit
 from tests.mount.content import delete, fill, payload, put, sha256
+from tests.mount.datasets import WITHOUT_TORCH
 from tests.support.mounts import Mount, check_refused, mounted, python, succeed
 from tests.support.servers import RunningServer, running_server
 
@@ -32,13 +33,16 @@ SMALL = {f"{n:04}.bin": payload(500 + n, n) for n in range(160)}
 SPLIT = ["--view", "shards", "--samples-per-shard", "10"]
 IN_SHARDS = {key.removeprefix("data/"): data for key, data in OBJECTS.items()}
 
-WEBDATASET = """
+WEBDATASET = (
+    WITHOUT_TORCH
+    + """
 import hashlib, json, sys, webdataset
 for sample in webdataset.WebDataset(sys.argv[1:], shardshuffle=False):
     if "cls" in sample:
         image = hashlib.sha256(sample["jpg"]).hexdigest()
         print(json.dumps([sample["__key__"], sample["cls"].decode(), image]))
 """
+)
 """In a process of its own, since webdataset leaves shards open."""
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from aisfs.commands.options import Exit
 from tests.mount.content import fill, payload, put, sha256
-from tests.mount.datasets import encode, sample
+from tests.mount.datasets import WITHOUT_TORCH, encode, sample
 from tests.support.archives import make_tar
 from tests.support.mounts import Mount, check_refused, mounted, python, succeed
 from tests.support.servers import RunningServer, running_server
@@ -61,12 +61,15 @@ EXPECTED = Counter(
     for number in range(SAMPLES)
 )
 
-WEBDATASET = """
+WEBDATASET = (
+    WITHOUT_TORCH
+    + """
 import hashlib, json, sys, webdataset
 for sample in webdataset.WebDataset(sys.argv[1:], shardshuffle=False):
     image = hashlib.sha256(sample["jpg"]).hexdigest()
     print(json.dumps([sample["__key__"], int(sample["shard.txt"]), int(sample["cls"]), image]))
 """
+)
 """In a process of its own, since webdataset leaves shards open."""
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from aisfs.commands.options import Exit
 from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
-from tests.mount.datasets import sample, tree, write_shard
+from tests.mount.datasets import ImageFolder, sample, tree, write_shard
 from tests.support.hub import Hub, running_hub
 from tests.support.mounts import MountFailedError, aisfs, eventually, mounted, run
 from tests.support.web_servers import WebServer, ftp_server, make_certificate, nginx, python_server
@@ -76,8 +76,6 @@ def trusted(certificate: tuple[Path, Path]) -> dict[str, str]:
 
 
 def test_classes_of_shards_over_tls(secure: WebServer, trusted: dict[str, str], mountpoint: Path):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     source = f"{secure.url}/data/x-{{000..009}}.tar"
     with mounted(source, mountpoint, options=["--view", "class"], env=trusted) as mount:
         dataset = ImageFolder(str(mount.path))
@@ -261,8 +259,6 @@ def test_commands_of_a_server_with_few_indexes(site: Path, mountpoint: Path, tmp
 
 
 def test_what_fsspec_opens(site: Path, mountpoint: Path):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     with ftp_server(site) as server:
         source = f"{server.url}/data/x-{{000..009}}.tar"
         with mounted(source, mountpoint, options=["--view", "class"]) as mount:
@@ -285,8 +281,6 @@ def hub(site: Path) -> Iterator[Hub]:
 
 
 def test_a_dataset_of_the_hub(hub: Hub, mountpoint: Path):
-    from torchvision.datasets import ImageFolder  # torch: 3 s of each worker
-
     env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     source = "hf://datasets/own/pets/data/*.tar"
     with mounted(source, mountpoint, options=["--view", "class"], env=env) as mount:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.datasets import WITHOUT_TORCH
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import python, run, succeed
 
@@ -158,7 +159,7 @@ def test_small_tools(folder: Path, place: Writable):
 def test_webdataset_writers(folder: Path):
     """No upload callback: a shard that was closed is in AIStore."""
     python(
-        "import sys, webdataset as wds\n"
+        f"{WITHOUT_TORCH}import sys, webdataset as wds\n"
         "with wds.ShardWriter(sys.argv[1] + '/s-%02d.tar', maxcount=4, verbose=0) as sink:\n"
         "    for n in range(10):\n"
         "        sink.write({'__key__': f'k{n:03}', 'txt': f'text {n}', 'cls': n})\n"

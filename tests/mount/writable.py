@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from aistore.sdk import Client
 
 from tests.contract.subjects import CLUSTER, send
 from tests.support.mounts import Mount, aisfs, mounted
@@ -69,6 +68,8 @@ class ClusterBucket:
 
     @property
     def _bucket(self) -> Any:
+        from aistore.sdk import Client  # 0.3 s of each worker
+
         return Client(self.endpoint).bucket(self.name)
 
 
@@ -76,7 +77,7 @@ class ClusterBucket:
 def cluster_bucket() -> Iterator[ClusterBucket]:
     """Make a bucket, and remove it with all that is in it."""
     made = ClusterBucket(CLUSTER, f"aisfs-test-{uuid.uuid4().hex[:12]}")
-    bucket = Client(made.endpoint).bucket(made.name)
+    bucket = made._bucket
     bucket.create()
     try:
         yield made

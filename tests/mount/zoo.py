@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.mount.content import fill, payload
+from tests.mount.datasets import webdataset
 
 SIZES = (0, 1, 511, 512, 513, 4096, (1 << 20) + 7)
 SPLIT = "a-directory-with-a-long-name/" * 4 + "file-with-a-longer-name-" * 3 + ".bin"
@@ -100,9 +101,7 @@ def _empty(shard: Path, work: Path) -> None:
 def _webdataset(shard: Path, work: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not ours to fix
-        from webdataset import TarWriter
-
-        with TarWriter(str(shard)) as writer:
+        with webdataset().TarWriter(str(shard)) as writer:
             for number in range(50):
                 sample = {"__key__": f"train/{number:05}", "jpg": payload(3000 + number, "jpg")}
                 writer.write({**sample, "cls": number % 10, "json": {"id": number}})

@@ -13,12 +13,11 @@ import time
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import requests
-from aistore.sdk import Client
-from aistore.sdk.archive_config import ArchiveConfig
 
 from aisfs.errors import ConfigError
 from aisfs.server.run import serve
@@ -113,8 +112,16 @@ def test_conformance(root: Path, tmp_path: Path, traps: bool, level: str) -> Non
         assert "Traceback" not in server.log()
 
 
+def sdk(server: RunningServer) -> Any:
+    from aistore.sdk import Client  # 0.3 s of each worker
+
+    return Client(server.endpoint)
+
+
 def test_the_real_sdk(server: RunningServer, tmp_path: Path) -> None:
-    client = Client(server.endpoint)
+    from aistore.sdk.archive_config import ArchiveConfig
+
+    client = sdk(server)
     bucket = client.bucket("sdk").create()
     assert [b.name for b in client.cluster().list_buckets()] == ["sdk"]
 
@@ -143,7 +150,7 @@ def test_the_real_sdk(server: RunningServer, tmp_path: Path) -> None:
 
 
 def test_upload_in_parts_with_the_real_sdk(server: RunningServer) -> None:
-    bucket = Client(server.endpoint).bucket("sdk").create()
+    bucket = sdk(server).bucket("sdk").create()
     pieces = [os.urandom(200_000), os.urandom(100_000), b"end"]
     thing = bucket.object("dir/large")
     upload = thing.multipart_upload().create()
@@ -166,7 +173,7 @@ def test_parts_in_any_order_of_any_size(root: Path, sizes: tuple[int, ...]) -> N
 
 
 def _upload_in_any_order(server: RunningServer, sizes: tuple[int, ...]) -> None:
-    bucket = Client(server.endpoint).bucket("sdk").create()
+    bucket = sdk(server).bucket("sdk").create()
     pieces = [os.urandom(size) for size in sizes]
     for order in permutations(range(3)):
         thing = bucket.object("x")
@@ -181,7 +188,7 @@ def _upload_in_any_order(server: RunningServer, sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_batches_with_the_real_sdk(server: RunningServer, streaming: bool) -> None:
-    client = Client(server.endpoint)
+    client = sdk(server)
     bucket = client.bucket("sdk").create()
     contents = {f"dir/{n}": os.urandom(n * 1000) for n in range(10)}
     for name, data in contents.items():
@@ -197,7 +204,7 @@ def test_batches_with_the_real_sdk(server: RunningServer, streaming: bool) -> No
 def test_batch_with_too_many_missing_ends_early(
     server: RunningServer, http: requests.Session
 ) -> None:
-    Client(server.endpoint).bucket("b").create()
+    sdk(server).bucket("b").create()
     message = {"in": [{"objname": f"no-{n}"} for n in range(9)], "coer": True, "strm": False}
     url = f"{server.endpoint}/v1/ml/moss/b"
     assert http.get(url, json=message).status_code == 404
@@ -207,7 +214,7 @@ def test_batch_with_too_many_missing_ends_early(
 
 def test_batch_of_ranges(server: RunningServer, http: requests.Session) -> None:
     """One that reaches beyond its object leaves nothing of the others, as in AIStore 5.0."""
-    Client(server.endpoint).bucket("b").create()
+    sdk(server).bucket("b").create()
     http.put(object_url(server, "k"), data=bytes(range(100)))
     url = f"{server.endpoint}/v1/ml/moss/b"
 

@@ -21,7 +21,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -34,6 +33,8 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import pytest
 
+from tests.support.preloaded import Preloader, Started
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 AZURITE = REPOSITORY / ".venv" / "azurite" / "node_modules" / "azurite" / "dist/src/blob/main.js"
 """Where `make .venv/azurite/ready` installs it."""
@@ -44,6 +45,7 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 """What every emulator of Azure has; no secret."""
 
 
+_moto = Preloader("moto.server", ("moto.server", "moto.s3.urls"))
 _SIGNED = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request,"
     " SignedHeaders=host, Signature=0"
@@ -137,8 +139,11 @@ def s3_environment(url: str) -> dict[str, str]:
 def moto() -> Iterator[S3]:
     """Run moto until the block ends."""
     port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
-    with _running(command, port):
+    with open(os.devnull, "wb") as nowhere:
+        process = _moto.start(
+            "--host", "127.0.0.1", "--port", str(port), stdout=nowhere, stderr=nowhere
+        )
+    with _running(process, port):
         url = f"http://127.0.0.1:{port}"
         yield S3("s3", url, s3_environment(url))
 
@@ -248,7 +253,7 @@ def fake_gcs() -> Iterator[FakeGcs]:
     url = f"http://127.0.0.1:{port}"
     command = [str(found), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
     command += ["-port", str(port), "-public-host", f"127.0.0.1:{port}"]
-    with _running(command, port):
+    with _running(_started(command), port):
         yield FakeGcs("gs", url, {"STORAGE_EMULATOR_HOST": url})
 
 
@@ -313,21 +318,22 @@ def azurite() -> Iterator[Azure]:
     command += ["--blobPort", str(port), "--silent", "--disableTelemetry"]
     url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
     environment = {"AZURE_STORAGE_ENDPOINT": url, "AZURE_STORAGE_ACCOUNT_KEY": _KEY}
-    with _running(command, port):
+    with _running(_started(command), port):
         yield Azure("az", url, environment)
 
 
-@contextmanager
-def _running(command: list[str], port: int) -> Iterator[None]:
+def _started(command: list[str]) -> Started:
     with open(os.devnull, "wb") as nowhere:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere
-        )
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere)
+
+
+@contextmanager
+def _running(process: Started, port: int) -> Iterator[None]:
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{command} did not start")
+                raise AssertionError(f"{process.args} did not start")
             time.sleep(0.02)
         yield
     finally:

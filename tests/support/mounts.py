@@ -23,6 +23,7 @@ import pytest
 
 from tests.support.preloaded import Preloader, Started
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "aisfs")
 COMMAND_LIMIT = 90.0
 """Seconds until a command counts as hung; not a statement about speed."""
@@ -91,14 +92,21 @@ def environment(
     }
 
 
+_OF_SOME = ("commands",)
+"""Packages whose modules are imported by the commands and mounts that need them."""
 _preloader = Preloader(
     "aisfs",
     (
         "tests.support.checked_locks",
-        "aisfs.commands.main",
-        "aisfs.commands.mount",
-        "aisfs.commands.mount_start",
         "aisfs.mount.run",
+        *(
+            f"aisfs.{package}.{module.stem}"
+            for package in _OF_SOME
+            for module in sorted((REPOSITORY / "aisfs" / package).glob("[!_]*.py"))
+        ),
+        "rich.console",
+        "rich.progress",
+        "statistics",
     ),
     env=environment(),
 )

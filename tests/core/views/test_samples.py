@@ -5,7 +5,6 @@ import json
 import tarfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,8 @@ from aisfs.core.views.samples import SPLITS
 from aisfs.core.views.spec import Component, ViewSpec
 from aisfs.core.views.tree import MembersView
 from aisfs.settings import KeyRule, View
+from tests.mount.datasets import webdataset
+from tests.support.for_each import for_each
 
 VECTORS = json.loads(Path(__file__).with_name("wds_vectors.json").read_text())
 COLUMNS = {
@@ -51,8 +52,8 @@ def tree(view: MembersView) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("rule", KeyRule)
-@pytest.mark.parametrize("name", VECTORS)
+@for_each("rule", KeyRule)
+@for_each("name", VECTORS)
 def test_every_rule_splits_as_its_tool(rule: KeyRule, name: str):
     said = VECTORS[name][COLUMNS[rule]]
     split = SPLITS[rule](name.encode())
@@ -71,16 +72,14 @@ def test_every_rule_splits_as_its_tool(rule: KeyRule, name: str):
 
 @given(st.text("aB./_\n", min_size=1, max_size=12))
 def test_keys_are_those_of_webdataset(name: str):
-    from webdataset.tariterators import base_plus_ext  # torch: 3 s of each worker
-
-    key, extension = base_plus_ext(name)
+    key, extension = webdataset().tariterators.base_plus_ext(name)
     assert SPLITS[KeyRule.WDS](name.encode()) == (
         None if key is None else (key.encode(), extension.encode())
     )
 
 
-@pytest.mark.parametrize(
-    ("rule", "found"),
+@for_each(
+    "rule, found",
     [
         (KeyRule.WDS, ["d/b/b.jpg", "d/b/b.seg.png", "README/README", "a/a.jpg"]),
         (KeyRule.LAST_DOT, ["d/b.seg/b.seg.png", "d/b/b.jpg", "README/README", "a/a.jpg"]),
