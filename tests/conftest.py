@@ -1,7 +1,9 @@
 """Options of the test run."""
 
 import signal
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,7 +15,7 @@ pytest_plugins = ["tests.support.second_try"]
 
 # What CI says shall be about the change: `--hypothesis-profile=search` looks for new examples.
 # How long an example takes says only how busy the machine is.
-settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("search", derandomize=False)
 settings.load_profile("steady")
 
@@ -27,6 +29,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 STRESS_MINUTES = 1 / 6
 LATER = (
     "tests/bench",
+    "tests/commands/test_pack.py::test_unpacking_takes_no_memory_in_proportion",
+    "tests/core/index/test_published.py::test_descriptions_that_swell_are_refused_cheaply",
+    "tests/csi/test_tenants.py::test_a_namespace_leaves_room_for_others",
     "tests/demo/test_endings.py",
     "tests/docs/test_recipes.py",
     "tests/mount/test_clouds.py",
@@ -41,9 +46,14 @@ LATER = (
     "tests/server/test_targets.py",
     "tests/torture",
 )
-"""What `make test-all` adds: tests of the embedded server and of the tools of this repository, which a
-change elsewhere does not break, and foreign programs and clouds on mounts. Single tests are marked `later`.
-`make test` keeps the server's traps and the contracts of all stores."""
+"""What `make test-all` adds: folders, files and tests. Tests of the embedded server and of the tools of this
+repository, which a change elsewhere does not break, foreign programs and clouds on mounts, and what takes many
+seconds of a processor and has a shorter test beside it. `make test` keeps the server's traps and the contracts of
+all stores."""
+COMBINED = ("tests/contract/", "tests/mount/", "tests/stores/")
+"""Of a test in there that has several parameters, such as faults and stores, `make test` takes as many
+combinations as try each of these once, and `make test-all` takes all: each starts a server or talks to one.
+The tests of a file in tests/mount take turns with the kinds of stores that its fixtures mount."""
 LONG = (
     "tests/mount/test_moving_data.py",
     "tests/mount/test_writing_model.py",
@@ -65,6 +75,9 @@ LONG = (
     "tests/programs/",
 )
 """Minutes each. They begin first: a file is one worker's, and at the end all would wait for it."""
+
+Choice = tuple[Any, ...]
+"""Whether it is a row of a test's own table; names of parameters that belong together, and their values."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,25 +109,83 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Keep for later what neither `--all` nor a path on the command line asks for."""
     path = collection_path.relative_to(config.rootpath).as_posix()
-    if path not in LATER or config.getoption("all"):
-        return None
-    asked = [argument.partition("::")[0].rstrip("/") for argument in config.args]
-    named = any(one == path or one.startswith(f"{path}/") for one in asked)
-    return None if named else True
+    return True if path in LATER and not _is_asked_for(path, config) else None
+
+
+def _is_asked_for(path: str, config: pytest.Config) -> bool:
+    """Return whether all shall run, or just this or something in it."""
+    asked = [argument.rstrip("/") for argument in config.args]
+    return config.getoption("all") or any(
+        one == path or one.startswith((f"{path}/", f"{path}::", f"{path}[")) for one in asked
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the long files, and give the stress test its time."""
-    if not config.getoption("all"):
-        later = [item for item in items if item.get_closest_marker("later")]
-        if later and len(later) < len(items):  # else somebody asked for just these
-            config.hook.pytest_deselected(items=later)
-            items[:] = [item for item in items if item not in later]
+    """Leave out what is for later, begin with the long files, and give the stress test its time."""
+    later = [
+        item
+        for item in items
+        if (test := item.nodeid.partition("[")[0]) in LATER and not _is_asked_for(test, config)
+    ]
+    if not config.getoption("all") and not any("::" in argument for argument in config.args):
+        later += _needless_combinations(items)
+    config.hook.pytest_deselected(items=later)
+    left_out = set(later)
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     seconds = 60 * config.getoption("--stress-minutes") + 120
     for item in items:
         if item.get_closest_marker("stress") is not None:
             item.add_marker(pytest.mark.timeout(seconds))
+
+
+def _needless_combinations(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of each test find the items whose parameters others try, each with something else."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.nodeid.startswith(COMBINED) and hasattr(item, "callspec"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    needless: list[pytest.Item] = []
+    tried: Counter[tuple[Path, Choice]] = Counter()
+    for left in tests.values():
+        file = left[0].path
+        choices = {item: _choices(item) for item in left}
+        untried = {
+            choice
+            for found in choices.values()
+            for choice in found
+            if not _goes_by_turns(choice, left[0])
+        }
+        first = True
+        while untried or first:  # what tries most, and of these what was tried least
+            chosen = max(
+                left,
+                key=lambda item: (
+                    len(choices[item] & untried),
+                    -sum(tried[file, choice] for choice in choices[item]),
+                ),
+            )
+            left.remove(chosen)
+            untried -= choices[chosen]
+            tried.update((file, choice) for choice in choices[chosen])
+            first = False
+        needless += left
+    return needless
+
+
+def _goes_by_turns(choice: Choice, item: pytest.Item) -> bool:
+    """Return whether the tests of a file share the values of a parameter: kinds of stores that are mounted."""
+    is_of_a_table, (name, _), *_ = choice
+    return item.nodeid.startswith("tests/mount/") and not is_of_a_table and name != "fastpath"
+
+
+def _choices(item: pytest.Item) -> frozenset[Choice]:
+    """Return what was chosen for an item: a row of each of its tables, and the parameters of fixtures."""
+    values = dict(item.callspec.params)
+    tables = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    names = [t.replace(" ", "").split(",") if isinstance(t, str) else t for t in tables]
+    rows = [(True, *((name, id(values.pop(name))) for name in table)) for table in names]
+    return frozenset([*rows, *((False, (name, id(value))) for name, value in values.items())])
 
 
 def pytest_unconfigure() -> None:
