@@ -62,7 +62,7 @@ class Bucket:
 # Inode numbers -----------------------------------------------------------------------------------
 
 
-@examples(50)
+@examples(30)
 @given(st.lists(ops.changes_of(ops.FEW_KEYS), min_size=2, max_size=15), MODES)
 def test_number_is_the_version_in_every_mount(history: list, shards: Shards):
     async def main() -> None:
@@ -119,7 +119,7 @@ async def test_new_version_is_a_new_number_for_all_below(data: bytes, nursery: t
 # Lookup counts -----------------------------------------------------------------------------------
 
 
-@examples(50)
+@examples(30)
 @given(ops.histories(ops.changes_of(ops.FEW_KEYS), ops.uses, ops.uses, max_size=25), MODES)
 def test_counts_are_lookups_and_entries_less_what_is_forgotten(history: list, shards: Shards):
     async def main() -> None:
@@ -215,7 +215,7 @@ async def test_cancelled_lookup_is_not_counted(nursery: trio.Nursery):
 # Offsets -----------------------------------------------------------------------------------------
 
 
-@examples(120)
+@examples(60)
 @given(
     st.lists(ops.all_changes, min_size=4, max_size=20),
     st.lists(st.lists(ops.all_changes, max_size=3), max_size=8),

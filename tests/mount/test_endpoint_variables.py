@@ -25,6 +25,7 @@ VARIABLES = {
     "AZURE_AUTHORITY_HOST": "az+direct://account/pets/",
     "HF_ENDPOINT": "hf://datasets/own/pets/",
 }
+OF_EACH_CLOUD = {"AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_ENDPOINT", "HF_ENDPOINT"}
 MALFORMED = ["/s3", "http://[::1", "http://host:99999", "http://", "ftp://host", "http://a b"]
 
 
@@ -36,7 +37,7 @@ def s3() -> Iterator[S3]:
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_what_is_no_url_is_one_line(variable: str, mountpoint: Path):
-    for value in MALFORMED:
+    for value in MALFORMED if variable in OF_EACH_CLOUD else MALFORMED[:1]:
         words = ["mount", "--anonymous", "--io-timeout", "3", VARIABLES[variable], mountpoint]
         done = aisfs(*words, env={**KEYS, variable: value})
         said = done.stderr.decode()

@@ -115,7 +115,7 @@ def test_eight_processes_in_every_way(
                     stdout=subprocess.PIPE, text=True, env=environment(),
                 )  # fmt: skip
                 processes.append(process)
-                job = {"files": files, "seed": seed, "seconds": 12, "names": len(files) // 24}
+                job = {"files": files, "seed": seed, "seconds": 6, "names": len(files) // 24}
                 process.stdin.write(json.dumps(job) + "\n")
                 process.stdin.flush()
             disturb(server, mount.path)

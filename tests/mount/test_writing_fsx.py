@@ -13,7 +13,7 @@ from tests.support.mounts import python
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1800)]
 BOTH_WAYS = True
 
-OPERATIONS = int(os.environ.get("AISFS_FSX_OPERATIONS", "1500"))
+OPERATIONS = int(os.environ.get("AISFS_FSX_OPERATIONS", "700"))
 LARGEST = 300_000
 
 SCRIPT = """

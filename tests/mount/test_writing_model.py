@@ -17,7 +17,7 @@ from tests.support.servers import RunningServer, running_server
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1200)]
 BOTH_WAYS = True
 
-EXAMPLES = int(os.environ.get("AISFS_MODEL_EXAMPLES", "9"))
+EXAMPLES = int(os.environ.get("AISFS_MODEL_EXAMPLES", "5"))
 FILES = ["f0", "f1", "f2"]
 DIRECTORIES = ["", "d0", "d1", "d0/d2"]
 
@@ -271,7 +271,7 @@ def test_like_a_dictionary_while_data_moves(tmp_path: Path):
         writable(tmp_path, server=server, options=ALONE, expected_log=logged) as place,
     ):
         MovingMachine.place = place
-        run(MovingMachine, 2)
+        run(MovingMachine, 1)
 
 
 def run(machine: type[Machine], examples: int) -> None:

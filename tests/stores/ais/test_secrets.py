@@ -45,7 +45,7 @@ LOCATIONS = [f"ftp://h/{JWT}{OWN}", f"http://h:x/{OWN}?{JWT}", f"/login?t={JWT}&
 
 def answers():
     """Replies with secrets wherever a server can put something."""
-    statuses = (200, 206, 400, 401, 403, 404, 405, 409, 410, 416, 429, 500, 501, 502, 503, 507)
+    statuses = (200, 206, 400, 401, 404, 416, 500, 503)
     for status in statuses:
         codes = ["ErrMv", "errInvalidPath", "ErrBckNotFound"] if status in (400, 404, 500) else []
         texts = [("", LONG), ("", CUT), (IN_HEADER, SAID), *((code, SAID) for code in codes)]
