@@ -72,6 +72,13 @@ class StayingWorker(ThreadWorker):  # type: ignore[misc]
             self._may_wait.release()
 
 
+def _has_ended(conn: TConn) -> bool:
+    """Return whether the client sends no more: the connection is readable for good then."""
+    poll = select.poll()
+    poll.register(conn.sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def _headers_are_there(conn: TConn) -> bool:
     """Return whether a thread can read all headers of the next request without waiting.
 
@@ -85,6 +92,6 @@ def _headers_are_there(conn: TConn) -> bool:
         return False
     except OSError:
         return True  # gunicorn will close it
-    whole = not came or b"\r\n\r\n" in came or len(came) == MOST_HEADERS
+    whole = not came or b"\r\n\r\n" in came or len(came) == MOST_HEADERS or _has_ended(conn)
     conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if whole else len(came) + 1)
     return whole

@@ -438,6 +438,15 @@ def test_readers_that_are_gone_before_the_first_byte(
     assert http.get(object_url(server, "k")).content == b"x" * 300_000
 
 
+def test_a_client_that_ends_amid_its_headers_is_let_go(server: RunningServer) -> None:
+    """Its connection stays readable: a worker that waits for the rest would look again without end."""
+    with socket.create_connection(("127.0.0.1", int(server.endpoint.rpartition(":")[2]))) as raw:
+        raw.settimeout(30)
+        raw.sendall(b"GET /v1/health HTTP/1.1\r\nHos")
+        raw.shutdown(socket.SHUT_WR)
+        assert raw.recv(100) == b""
+
+
 def test_the_connection_is_kept(root: Path, server: RunningServer) -> None:
     (root / "b").mkdir()
     (root / "b" / "k").write_bytes(b"x" * 300_000)
