@@ -45,7 +45,7 @@ demo: data .venv/torch  ## mount an embedded server's shards, look around, train
 test: .venv/programs .venv/azurite/ready  ## the tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
 	@$(BIN)/pytest $(PARALLEL)
 
-test-all: .venv/programs .venv/azurite/ready  ## the server's own tests, foreign programs, clouds and recipes too, all mount tests with and without the fast path
+test-all: .venv/programs .venv/azurite/ready  ## the server's own tests, foreign programs, clouds and recipes too, all combinations, with and without the fast path
 	@$(BIN)/pytest $(PARALLEL) --all --both-ways
 
 check: .venv/ready  ## lint, format, types, layers
