@@ -40,7 +40,7 @@ MEMBERS: dict[str, bytes] = {
     "deep/text.txt": text(300_000),
     "deep/one-block": text(512),
 }
-LARGE = {"a.bin": payload(9 * MIB, "a"), "b.txt": text(12 * MIB, "b"), "c.cls": b"1"}
+LARGE = {"a.bin": payload(4 * MIB, "a"), "b.txt": text(12 * MIB, "b"), "c.cls": b"1"}
 
 READ_IN_RANDOM_ORDER = """
 import hashlib, os, random, sys
@@ -505,7 +505,7 @@ def test_zeros_behind_a_compressed_tar_are_no_damage(damaged, mountpoint: Path):
 def test_a_daemon_killed_while_it_decompresses_leaves_a_cache_that_works(
     tmp_path: Path, mountpoint: Path
 ):
-    members = {f"{n}.bin": payload(MIB, n) for n in range(24)}
+    members = {f"{n}.bin": payload(MIB, n) for n in range(14)}
     fill(tmp_path / "b", {"x.tar.bz2": COMPRESSIONS["tar.bz2"](make_tar(members))})
     options = ["--cache-dir", str(tmp_path / "cache"), "--cache-size", "60MiB"]
     source = str(tmp_path / "b")

@@ -218,7 +218,7 @@ def test_no_row_is_wrapped_where_there_is_no_terminal(tmp_path: Path):
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path):
-    fill(tmp_path / "d", {"x.tar.bz2": make("tar.bz2", {"a": payload(24 << 20)})})
+    fill(tmp_path / "d", {"x.tar.bz2": make("tar.bz2", {"a": payload(14 << 20)})})
     cache = tmp_path / "c"
     process = subprocess.Popen(
         [

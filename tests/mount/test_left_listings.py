@@ -13,7 +13,7 @@ from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
 
-PAGES = 9
+PAGES = 8
 PAGE = 10_000
 SLOW = {"action": "stall", "seconds": 0.5, "times": -1, "match": {"path_contains": "/v1/buckets/b"}}
 

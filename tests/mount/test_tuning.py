@@ -272,6 +272,7 @@ def test_less_memory_than_readers_need_is_no_error(
         "ais://many", mountpoint, endpoint=server.endpoint,
         options=(*cache, "--memory-limit", "16MiB", "--cache-size", "0"),
     ) as mount:  # fmt: skip
-        jobs = [job(mount.path, many.files, piece) for piece in (4096, MIB, 7 * MIB)]
+        some = dict(list(many.files.items())[:3])
+        jobs = [job(mount.path, some, piece) for piece in (4096, MIB, 7 * MIB)]
         with readers(READER, jobs) as wait:
             assert wait() == []

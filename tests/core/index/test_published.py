@@ -541,8 +541,9 @@ def test_descriptions_that_swell_are_refused_cheaply(what, rows):
     assert peak < FREE + A_BYTE * len(data)
 
 
-@pytest.mark.parametrize("form", [form for form in Form if form.compressed])
-@pytest.mark.parametrize("size", [0, 100, 5000])
+@for_each(
+    "form, size", zip([form for form in Form if form.compressed], itertools.cycle([0, 100, 5000]))
+)
 def test_a_small_compressed_shard_has_few_members(form, size):
     """However many the index says, and however short it is."""
     rows = 400_000

@@ -244,10 +244,10 @@ def test_second_epoch_asks_for_nothing_and_pushes_nothing():
 
 
 def test_everything_is_pushed_again_when_the_kernel_dropped_its_pages():
-    kernel = Kernel(shard([1000] * 5000))
+    kernel = Kernel(shard([1000] * 1500))
     for _ in range(100):  # more epochs than there are generations
         kernel.requests.clear()
-        for row in range(5000):
+        for row in range(1500):
             kernel.read(row)
         assert len(kernel.requests) < 100
         kernel.drop_caches()
