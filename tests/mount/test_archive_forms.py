@@ -40,7 +40,7 @@ MEMBERS: dict[str, bytes] = {
     "deep/text.txt": text(300_000),
     "deep/one-block": text(512),
 }
-LARGE = {"a.bin": payload(4 * MIB, "a"), "b.txt": text(12 * MIB, "b"), "c.cls": b"1"}
+LARGE = {"a.bin": payload(9 * MIB, "a"), "b.txt": text(12 * MIB, "b"), "c.cls": b"1"}
 
 READ_IN_RANDOM_ORDER = """
 import hashlib, os, random, sys
