@@ -21,6 +21,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Provider
 from aisfs.stores.port import BytesContent, FileContent, PartOfContent
+from tests.support.for_each import for_each
 
 BIG = random.Random(5).randbytes((9 << 20) + 17)
 
@@ -168,7 +169,7 @@ async def test_components_that_no_path_has(subject, key):
     assert await keys(subject) == ["k"]
 
 
-@pytest.mark.parametrize("key", ["", "/", "a/", "~/a", "a\0b", "\ud800", "y" * 256])
+@for_each("key", ["", "/", "a/", "~/a", "a\0b", "\ud800", "y" * 256])
 async def test_names_that_are_refused(subject, key):
     await check_refused(subject, key, NameTooLong if key.startswith("y") else InvalidName)
 
