@@ -185,7 +185,7 @@ class WrittenFile:
 
     @property
     def only_new(self) -> str:
-        """What `WritableStore.upload` calls so; empty once the store has a version, or to overwrite what it has."""
+        """What `Upload` calls so; empty once the store has a version, or to overwrite what it has."""
         return "" if self.base is not None or self._replaces_any else self.made_only_new
 
     @property

@@ -42,7 +42,7 @@ from aisfs.mount.services import CLOCK, Services
 from aisfs.mount.source import connect
 from aisfs.settings import ClusterSettings, WriteSettings
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent, Content, WritableStore, checksum_of
+from aisfs.stores.port import BytesContent, Content, Upload, WritableStore, checksum_of
 from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.stores.registry import origin_of_store
 
@@ -191,8 +191,9 @@ async def _upload_acknowledged(store: WritableStore, one: UnsentFile) -> None:
         with one.content() as content:
             await _check_unchanged(store, record, content)
             custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
+            only_new = record.only_new
             await store.upload(
-                record.bucket, record.key, content, custom=custom, only_new=record.only_new
+                Upload(record.bucket, record.key, content, custom, only_new=only_new)
             )
     except OSError as error:
         raise Unavailable(f"{one.path}: {error.strerror}") from error
@@ -235,7 +236,7 @@ async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
                 custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
                 only_new = "" if force else record.only_new
                 await store.upload(
-                    record.bucket, record.key, content, custom=custom, only_new=only_new
+                    Upload(record.bucket, record.key, content, custom, only_new=only_new)
                 )
         return await _abandon(store, record) if record.upload else ""
 
@@ -255,7 +256,7 @@ async def _append(
         except BucketNotFound:
             raise
         except NotFound:
-            await store.upload(record.bucket, record.key, BytesContent(END_MARK))
+            await store.upload(Upload(record.bucket, record.key, BytesContent(END_MARK)))
     member = NewMember(record.member, content, record.mode, one.mtime_ns)
     staging = StagingArea(settings.staging_dir, settings.staging_limit())
     failed: AisfsError | None = None

@@ -56,19 +56,17 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
-from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.openat2 import open_beneath
 from aisfs.stores.custom import decode_tagged, encode_custom, stamp_of
 from aisfs.stores.port import (
-    Announce,
     Arrived,
     Content,
     FileContent,
     PlainStore,
     Progress,
     Sink,
-    UploadAhead,
-    check_condition,
+    Upload,
 )
 from aisfs.stores.posix_metadata import LINK, mode_of, mtime_of
 from aisfs.system.locks import Rank, ranked_lock
@@ -739,28 +737,17 @@ class LocalStore(PlainStore):
             raise AlreadyExists(f"{bucket}: the directory exists")
         raise Unsupported(f"{bucket}: a local directory is one bucket and has no others")
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one file whole, or not at all."""
-        encode_custom(custom, "")
+        bucket, key = upload.bucket, upload.key
+        encode_custom(upload.custom, "")
 
         def write(descriptor: int) -> None:
-            write_content(descriptor, content, progress)
-            if only_new or replaces is not None:
-                check_condition(f"{bucket}/{key}", only_new, replaces, self._there(bucket, key))
+            write_content(descriptor, upload.content, upload.progress)
+            if upload.is_conditional:
+                upload.check(self._there(bucket, key))
 
-        return await self._run(partial(self._publish, bucket, key, write, custom))
+        return await self._run(partial(self._publish, bucket, key, write, upload.custom))
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one file."""

@@ -34,10 +34,10 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -55,15 +55,14 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.metrics import Metrics
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.port import (
     PIECE,
-    Announce,
     Arrived,
     Content,
     ObjectStore,
-    Progress,
     Sink,
+    Upload,
     UploadAhead,
     WritableStore,
 )
@@ -440,54 +439,33 @@ class CallPipeline:
             self._downloads.give_back(size)
             raise
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """See `WritableStore`; its deadline is postponed while new bytes go out."""
+        ahead, size = upload.ahead, upload.content.size
         assert ahead is None or isinstance(ahead, _CountedUpload), "made by `begin_upload`"
         before, inner = (0, None) if ahead is None else (ahead.sent, ahead.inner)
         token = trio.lowlevel.current_trio_token()
-        movement = ProgressDeadline(content.size / _BYTES_A_SECOND)
-        gauges = _Gauges(self._metrics, bucket, key) if content.size > _WORTH_SHOWING else None
+        movement = ProgressDeadline(size / _BYTES_A_SECOND)
+        gauges = None
+        if size > _WORTH_SHOWING:
+            gauges = _Gauges(self._metrics, upload.bucket, upload.key)
 
         def told(done: int) -> None:
-            if content.size > PIECE:  # else nothing moves before it is done
+            if size > PIECE:  # else nothing moves before it is done
                 token.run_sync_soon(movement.told, done)
             if gauges is not None:
-                gauges.set(min(before + done, content.size), content.size)
-            if progress is not None:
-                progress(done)
+                gauges.set(min(before + done, size), size)
+            upload.progress(done)
 
-        attempt = partial(
-            self._inner.upload,
-            bucket,
-            key,
-            content,
-            custom=custom,
-            progress=told,
-            ahead=inner,
-            announce=announce,
-            only_new=only_new,
-            replaces=replaces,
-        )
+        attempt = partial(self._inner.upload, replace(upload, progress=told, ahead=inner))
         try:
             told(0)
-            with self._timed("upload", f"{bucket}/{key}"):
-                info = await self._retrier.run(f"{bucket}/{key}", attempt, movement=movement)
+            with self._timed("upload", str(upload)):
+                info = await self._retrier.run(str(upload), attempt, movement=movement)
         finally:
             if gauges is not None:
                 gauges.forget()
-        self._metrics.bytes_sent.inc(content.size)
+        self._metrics.bytes_sent.inc(size)
         return info
 
     @property

@@ -72,7 +72,14 @@ from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, KeyRule
 from aisfs.stores.local import Links
 from aisfs.stores.pipeline import each
-from aisfs.stores.port import BytesContent, ObjectStore, WritableStore, checksum_of, pages_of
+from aisfs.stores.port import (
+    BytesContent,
+    ObjectStore,
+    Upload,
+    WritableStore,
+    checksum_of,
+    pages_of,
+)
 from aisfs.stores.registry import as_served, refuse_read_only
 from aisfs.work.buckets import find_place, list_place
 from aisfs.work.progress import transfer_columns
@@ -498,7 +505,8 @@ class Packer:
                 info = await self._find(key, content)
                 packed.kept += info is not None
                 if info is None:
-                    info = await self.store.upload(self.bucket, key, content, progress=told)
+                    upload = Upload(self.bucket, key, content, progress=told)
+                    info = await self.store.upload(upload)
                     packed.written += 1
                 if self.labels is not None and not denied:
                     shard = Shard(self.bucket, info, os.fsencode(key))
@@ -746,7 +754,7 @@ async def pack(
         if plan.classes is not None and plan.classes.key and plan.classes.changed:
             # Before the shards: at no time do they have numbers without a name.
             content = BytesContent(plan.classes.content)
-            await place.store.upload(place.bucket, plan.classes.key, content)
+            await place.store.upload(Upload(place.bucket, plan.classes.key, content))
         packed = await packer.pack(plan.layouts, jobs, console)
         await packer.find_others(len(plan.layouts), packed, remove=plan.replace)
         return packed

@@ -71,7 +71,7 @@ from aisfs.mount.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.mount.services import Services, open_services
 from aisfs.settings import CacheSettings, Scan, TreeSettings, View
 from aisfs.stores.local import LocalStore
-from aisfs.stores.port import BytesContent, Content, ObjectStore, WritableStore
+from aisfs.stores.port import BytesContent, Content, ObjectStore, Upload, WritableStore
 from aisfs.stores.registry import refuse_read_only
 
 LIST_NAME = "shards.json"
@@ -261,7 +261,7 @@ class Exporter:
 
     async def _write(self, shard: Shard, key: str, place: str, data: bytes) -> None:
         if self._export.path is None:
-            await self._store.upload(shard.bucket, key, BytesContent(data))
+            await self._store.upload(Upload(shard.bucket, key, BytesContent(data)))
         else:
             await trio.to_thread.run_sync(partial(_write_file, Path(place), data))
         self.written.append(place)
@@ -453,17 +453,17 @@ async def publish(
 
 async def put(shelf: Shelf, bucket: Bucket, key: str, data: bytes) -> None:
     """Write an index; make the bucket of indexes if it is missing."""
-    upload = partial(shelf.store.upload, bucket, key, BytesContent(data))
+    upload = Upload(bucket, key, BytesContent(data))
     if shelf.own is None:
-        await upload()
+        await shelf.store.upload(upload)
         return
     with explained(shelf.own):
         try:
-            await upload()
+            await shelf.store.upload(upload)
         except BucketNotFound:
             with suppress(AlreadyExists):  # another client was faster
                 await shelf.store.create_bucket(bucket)
-            await upload()
+            await shelf.store.upload(upload)
 
 
 def _is_same(before: ObjectInfo, now: ObjectInfo) -> bool:

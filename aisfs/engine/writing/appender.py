@@ -6,7 +6,7 @@ succeeded the store has the shard as it was. While one upload of a shard is unde
 of it wait, and go together with the next. The copy stays for a while, for the next to come.
 
 A shard that another client changes meanwhile is read again. Where the store has no conditional writes, that is
-noticed up to the moment before the upload ends; see `WritableStore.upload`.
+noticed up to the moment before the upload ends; see `Upload`.
 
 A shard on the local disk: it gets more members there, and is uploaded whole.
 
@@ -34,7 +34,7 @@ from aisfs.engine.shards import Indexer
 from aisfs.engine.writing.staging import StagedFile, StagingArea
 from aisfs.errors import AisfsError, ShardDamaged, Stale, Unsupported, untraced
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.stores.port import BytesContent, Content, FileContent, WritableStore, pieces_of
+from aisfs.stores.port import BytesContent, Content, FileContent, Upload, WritableStore, pieces_of
 from aisfs.stores.posix_metadata import mode_of, with_posix_metadata
 
 END_MARK = bytes(2 * BLOCK)
@@ -425,9 +425,9 @@ class Appender:
         custom = NO_CUSTOM
         if base.custom:
             custom = with_posix_metadata(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
-        content, key = shard.content(), base.key
+        upload = Upload(bucket, base.key, shard.content(), custom, replaces=base)
         try:
-            info = await self._store.upload(bucket, key, content, custom=custom, replaces=base)
+            info = await self._store.upload(upload)
         except Stale:
             return None
         # No other task may run before all of them know.

@@ -40,7 +40,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.stores.port import BytesContent, UploadAhead, WritableStore, pages_of
+from aisfs.stores.port import BytesContent, Upload, UploadAhead, WritableStore, pages_of
 from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.system.threads import any_thread
 
@@ -298,7 +298,7 @@ class Writer:
         self,
         bucket: Bucket,
         key: str,
-        staged: StagedFile,
+        written: StagedFile | JournalEntry,
         *,
         base: ObjectInfo | None,
         mtime_ns: int,
@@ -306,41 +306,20 @@ class Writer:
         only_new: str = "",
         replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
-        """Make the staged content the object's, whole."""
+        """Make what was written the object's content, whole."""
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        ahead = await self._ahead.take(staged)
+        upload = Upload(
+            bucket, key, written.content(), custom, only_new=only_new, replaces=replaces
+        )
+        if isinstance(written, JournalEntry):
+            return await self._store.upload(upload)
+        ahead = await self._ahead.take(written)
         try:
-            return await self._store.upload(
-                bucket,
-                key,
-                staged.content(),
-                custom=custom,
-                ahead=ahead,
-                announce=staged.note_upload,
-                only_new=only_new,
-                replaces=replaces,
-            )
+            upload = replace(upload, ahead=ahead, announce=written.note_upload)
+            return await self._store.upload(upload)
         finally:
             if ahead is not None:
                 await ahead.abandon()
-
-    async def upload_entry(
-        self,
-        bucket: Bucket,
-        key: str,
-        entry: JournalEntry,
-        *,
-        base: ObjectInfo | None,
-        mtime_ns: int,
-        mode: int | None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
-        """Do the same with content that is in the journal."""
-        custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        return await self._store.upload(
-            bucket, key, entry.content(), custom=custom, only_new=only_new, replaces=replaces
-        )
 
     def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
         """Keep what is in the journal for `aisfs recover`; return where."""
@@ -481,7 +460,8 @@ class Writer:
         Raises:
             AlreadyExists: another client has made it meanwhile.
         """
-        return await self._store.upload(bucket, key, BytesContent(END_MARK), only_new=only_new)
+        shard = Upload(bucket, key, BytesContent(END_MARK), only_new=only_new)
+        return await self._store.upload(shard)
 
     async def append(
         self,

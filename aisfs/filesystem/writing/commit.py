@@ -379,25 +379,14 @@ class Committer:
         return True
 
     async def _upload(self, file: WrittenFile) -> ObjectInfo:
-        staged = file.staged
-        if staged is None:
-            assert file.entry is not None, "what is dirty is staged, or in the journal"
-            return await self._writer.upload_entry(
-                file.bucket,
-                file.key,
-                file.entry,
-                base=file.base,
-                mtime_ns=file.mtime_ns,
-                mode=file.mode,
-                only_new=file.only_new,
-                replaces=file.replaces,
-            )
-        if file.member:
-            return await self._append(file, staged)
+        written = file.entry if file.staged is None else file.staged
+        assert written is not None, "what is dirty is staged, or in the journal"
+        if file.member and file.staged is not None:
+            return await self._append(file, file.staged)
         return await self._writer.upload(
             file.bucket,
             file.key,
-            staged,
+            written,
             base=file.base,
             mtime_ns=file.mtime_ns,
             mode=file.mode,

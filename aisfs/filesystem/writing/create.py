@@ -749,7 +749,7 @@ class Creator:
 
     @any_thread
     def _mark(self) -> str:
-        """Return a text that no other writer of a new object has; see `WritableStore.upload`."""
+        """Return a text that no other writer of a new object has; see `Upload`."""
         return f"{self._made_by}{next(self._made):08x}"
 
     def _record(self, file: WrittenFile) -> None:

@@ -27,7 +27,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.transport import may_have_token
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server
 
 B = Bucket("b")
@@ -334,7 +334,7 @@ async def test_token_of_an_upload_stays_with_the_cluster():
         first = redirects_to(lambda: second.endpoint)
         async with connected(first, token=SecretStr("t")) as (client, _):
             with pytest.raises(AccessDenied):
-                await client.upload(B, "k", BytesContent(b"12345"))
+                await client.upload(Upload(B, "k", BytesContent(b"12345")))
         assert second.seen[0].headers["authorization"] == "Bearer t"
         assert third.seen[0].body == b"12345"
         assert "authorization" not in third.seen[0].headers
@@ -724,7 +724,7 @@ async def test_a_success_before_all_was_sent_is_none():
         try:
             async with connected(away, part_size="1GiB") as (client, _):
                 with pytest.raises(Unavailable):
-                    await client.upload(B, "k", BytesContent(bytes(32 << 20)))
+                    await client.upload(Upload(B, "k", BytesContent(bytes(32 << 20))))
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()

@@ -18,7 +18,7 @@ from aisfs.model import Bucket, ObjectInfo
 from aisfs.redaction import shown
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from aisfs.system.logs import FORMAT, _Printable
 from tests.stores.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
 from tests.support.mounts import mounted
@@ -84,8 +84,8 @@ async def every_call(client):
         lambda: client.stream(B, info, lambda piece: None),
         lambda: client.read_many(B, [(info, buffer)]),
         lambda: client.read_ranges(B, [(info, 0, buffer)]),
-        lambda: client.upload(B, "k", content),
-        lambda: client.upload(B, "k", BytesContent(b"")),
+        lambda: client.upload(Upload(B, "k", content)),
+        lambda: client.upload(Upload(B, "k", BytesContent(b""))),
         lambda: client.begin_upload(B, "k"),
         lambda: client.remove(B, "k"),
         lambda: client.set_custom(B, info, {"a": "b"}),

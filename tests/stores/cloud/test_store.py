@@ -25,7 +25,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores import cloud_listings, cloud_uploads
 from aisfs.stores.cloud import CloudStore
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent, pages_of
+from aisfs.stores.port import BytesContent, Upload, pages_of
 from tests.support.clouds import S3, moto, s3_environment
 from tests.support.servers import RunningServer, running_server
 
@@ -89,7 +89,7 @@ async def test_a_cancelled_request_is_over(store, server: RunningServer):
 
 
 async def test_requests_are_counted(store):
-    await store.upload(PETS, "new", BytesContent(b"12"))
+    await store.upload(Upload(PETS, "new", BytesContent(b"12")))
     info = await store.head(PETS, "new")
     await store.read_range(PETS, info, 0, memoryview(bytearray(2)))
     await store.rename(PETS, "new", "newer")
@@ -104,7 +104,7 @@ async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServ
     server.faults(
         [{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}]
     )
-    await store.upload(PETS, "big", BytesContent(BIG))
+    await store.upload(Upload(PETS, "big", BytesContent(BIG)))
     info = await store.head(PETS, "big")
     buffer = bytearray(info.size)
     await store.read_range(PETS, info, 0, memoryview(buffer))
@@ -118,7 +118,7 @@ async def test_a_head_that_failed_after_an_upload_is_asked_again_alone(
     store, server: RunningServer, data: bytes
 ):
     server.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
-    info = await CallPipeline(store, deadline=30).upload(PETS, "sent", BytesContent(data))
+    info = await CallPipeline(store, deadline=30).upload(Upload(PETS, "sent", BytesContent(data)))
     assert info.size == len(data)
     assert store.counted["put"] == (1 if data == b"small" else 2 + 3)
     assert store.counted["head"] == 4
@@ -130,7 +130,7 @@ async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, 
     slow = {"action": "stall", "seconds": 0.5, "times": -1}
     server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
     with trio.move_on_after(0.7) as scope:
-        await store.upload(PETS, "cancelled", BytesContent(BIG))
+        await store.upload(Upload(PETS, "cancelled", BytesContent(BIG)))
     assert scope.cancelled_caught
     server.faults([])
     left = S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
@@ -147,21 +147,21 @@ async def test_what_cannot_be_read_is_not_sent(store):
                 raise ContentUnreadable("gone")
 
     with pytest.raises(ContentUnreadable, match="gone"):
-        await store.upload(PETS, "broken", Broken())
+        await store.upload(Upload(PETS, "broken", Broken()))
 
 
 async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server: RunningServer):
     """The second try finds an object, which is the first try's."""
     server.faults([{"action": "reset", "stage": "done", "match": {"method": "PUT"}}])
     pipeline = CallPipeline(store, deadline=30)
-    await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+    await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
     assert store.counted["put"] > 1, "the reply was never lost"
     assert (server.root / "pets" / "lock").read_bytes() == b"mine"
     await store.remove(PETS, "lock")
     # The same content may be another's all the same.
     (server.root / "pets" / "lock").write_bytes(b"mine")
     with pytest.raises(AlreadyExists):
-        await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+        await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
     await store.remove(PETS, "lock")
 
 
@@ -169,12 +169,12 @@ async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningS
     refused = {"action": "status", "status": 501, "match": {"method": "PUT"}, "times": 4}
     server.faults([refused])  # by obstore's tries, all of which fail
     with pytest.raises(AlreadyExists):
-        await store.upload(PETS, "a", BytesContent(b"mine"), only_new="mine")
+        await store.upload(Upload(PETS, "a", BytesContent(b"mine"), only_new="mine"))
     server.faults([refused])
-    await store.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+    await store.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
     assert [r.levelname for r in caplog.records if "may be overwritten" in r.message] == ["WARNING"]
     with pytest.raises(AlreadyExists):
-        await store.upload(PETS, "b", BytesContent(b"mine"), only_new="mine")
+        await store.upload(Upload(PETS, "b", BytesContent(b"mine"), only_new="mine"))
     assert (server.root / "pets" / "b").read_bytes() == b"b" * 1000
     await store.remove(PETS, "lock")
 
@@ -192,7 +192,7 @@ async def test_nothing_is_written_without_credentials(server: RunningServer, sto
     anonymous = CloudStore(ClusterSettings(anonymous=True))
     assert (await anonymous.head(PETS, "a")).size == 1000
     with pytest.raises(AccessDenied, match="--anonymous"):
-        await anonymous.upload(PETS, "x", BytesContent(b""))
+        await anonymous.upload(Upload(PETS, "x", BytesContent(b"")))
     await anonymous.aclose()
 
 
@@ -229,7 +229,7 @@ async def test_keys_that_obstore_refuses_are_listed(monkeypatch: pytest.MonkeyPa
             with pytest.raises(NotFound):
                 await store.head(bucket, key)
             with pytest.raises(InvalidName):
-                await store.upload(bucket, key, BytesContent(b""))
+                await store.upload(Upload(bucket, key, BytesContent(b"")))
         await store.aclose()
 
 
@@ -246,7 +246,7 @@ async def test_objects_whose_keys_obstore_refuses_are_read_and_written(
             await store.head(bucket, key)
         with pytest.raises(BucketNotFound):
             await store.head(Bucket("no-such-bucket", Provider.S3), key)
-        info = await store.upload(bucket, key, BytesContent(data), only_new="ours")
+        info = await store.upload(Upload(bucket, key, BytesContent(data), only_new="ours"))
         assert s3.get(bucket.name, key) == data
         assert (await store.head(bucket, key)) == info
         assert (info.key, info.size) == (key, 1000)
@@ -258,13 +258,13 @@ async def test_objects_whose_keys_obstore_refuses_are_read_and_written(
         await store.stream(bucket, info, arrived.extend)
         assert arrived == data
 
-        again = await store.upload(bucket, key, BytesContent(data), only_new="ours")
+        again = await store.upload(Upload(bucket, key, BytesContent(data), only_new="ours"))
         assert again.same_content(info), "as after a lost answer"
         with pytest.raises(AlreadyExists):
-            await store.upload(bucket, key, BytesContent(b"x"), only_new="another")
-        newer = await store.upload(bucket, key, BytesContent(b""), replaces=info)
+            await store.upload(Upload(bucket, key, BytesContent(b"x"), only_new="another"))
+        newer = await store.upload(Upload(bucket, key, BytesContent(b""), replaces=info))
         with pytest.raises(Stale):
-            await store.upload(bucket, key, BytesContent(b"x"), replaces=info)
+            await store.upload(Upload(bucket, key, BytesContent(b"x"), replaces=info))
         with pytest.raises(Stale):
             await store.read_range(bucket, info, 0, middle)
         with pytest.raises(Stale):
