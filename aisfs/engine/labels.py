@@ -14,6 +14,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import trio
 
@@ -194,13 +195,7 @@ class LabelReader:
             if fits and not await self._read_range(opened, group, contents):
                 fits = False
 
-        groups = _spans(places)
-
-        async def work() -> None:
-            for group in groups:  # shared by all workers
-                await read(group)
-
-        await all_of([work] * RANGES_AT_ONCE)
+        await all_of((partial(read, group) for group in _spans(places)), RANGES_AT_ONCE)
         return fits
 
     async def _read_range(

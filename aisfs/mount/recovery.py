@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -41,7 +42,7 @@ from aisfs.mount.plan import MountPlan, origin_of
 from aisfs.mount.services import CLOCK, Services
 from aisfs.mount.source import connect
 from aisfs.settings import ClusterSettings, WriteSettings
-from aisfs.stores.pipeline import CallPipeline
+from aisfs.stores.pipeline import CallPipeline, all_of
 from aisfs.stores.port import BytesContent, Content, Upload, WritableStore, checksum_of
 from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.stores.registry import origin_of_store
@@ -147,29 +148,25 @@ async def upload_acknowledged(
     """
     failures: list[tuple[UnsentFile, AisfsError]] = []
     problems: list[AisfsError] = []
-    remaining = iter(_by_name(files))
 
-    async def work() -> None:
-        for same in remaining:
-            while same:
-                try:
-                    if problems:
-                        raise problems[0]
-                    await _upload_acknowledged(store, same[0])
-                    for one in reversed(same):  # killed in between, the newest is uploaded again
-                        await trio.to_thread.run_sync(_forget, one)
-                    break
-                except Stale as error:  # an older one may be of the version that is there
-                    failures.append((same.pop(0), error))
-                except AisfsError as error:
-                    failures.extend((one, error) for one in same)
-                    if isinstance(error, Unavailable | DeadlineExceeded):
-                        problems.append(error)
-                    break
+    async def upload_newest(same: list[UnsentFile]) -> None:
+        while same:
+            try:
+                if problems:
+                    raise problems[0]
+                await _upload_acknowledged(store, same[0])
+                for one in reversed(same):  # killed in between, the newest is uploaded again
+                    await trio.to_thread.run_sync(_forget, one)
+                return
+            except Stale as error:  # an older one may be of the version that is there
+                failures.append((same.pop(0), error))
+            except AisfsError as error:
+                failures.extend((one, error) for one in same)
+                if isinstance(error, Unavailable | DeadlineExceeded):
+                    problems.append(error)
+                return
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(_AT_ONCE):
-            nursery.start_soon(work)
+    await all_of((partial(upload_newest, same) for same in _by_name(files)), _AT_ONCE)
     return failures
 
 

@@ -11,7 +11,7 @@ rightly take a server longer than any deadline: an attempt under way ends by its
 further attempt begins after it. Metrics count a call once, with all
 its attempts.
 
-Several requests, or pieces of a command's work, at once; all have to succeed.
+Several requests, or pieces of a command's work, at once (`all_of`); all have to succeed.
 
 Attempts that are repeated until one succeeds, fails for good, or a deadline has passed.
 
@@ -634,44 +634,24 @@ _AT_ONCE = 8
 
 
 async def all_of(jobs: Iterable[Callable[[], Awaitable[None]]], at_once: int = _AT_ONCE) -> None:
-    """Run jobs, some at once; the first error ends the others and is raised alone, not in a group."""
-    limiter = trio.CapacityLimiter(at_once)
+    """Run jobs, some at once; the first error ends the others and is raised alone, not in a group.
+
+    The next job is taken from `jobs` when one has ended: there is no task for each.
+    """
+    left = iter(jobs)
     failed: list[AisfsError] = []
 
-    async def run(job: Callable[[], Awaitable[None]]) -> None:
-        async with limiter:
+    async def work(job: Callable[[], Awaitable[None]] | None) -> None:
+        while job is not None and not failed:
             try:
                 await job()
             except AisfsError as error:
                 failed.append(error)
                 nursery.cancel_scope.cancel()
+            job = next(left, None)
 
     async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(run, job)
-    if failed:
-        raise failed[0]
-
-
-async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Run all works, `jobs` at a time; the first that fails cancels the others.
-
-    Raises:
-        AisfsError: what that one raised.
-    """
-    failed: list[AisfsError] = []
-    left = iter(works)
-
-    async def worker(scope: trio.CancelScope) -> None:
-        for work in left:
-            try:
-                await work()
-            except AisfsError as error:
-                failed.append(error)
-                scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(jobs, len(works))):
-            nursery.start_soon(worker, nursery.cancel_scope)
+        for first in itertools.islice(left, at_once):
+            nursery.start_soon(work, first)
     if failed:
         raise failed[0]

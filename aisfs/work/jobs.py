@@ -31,7 +31,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.jobs import INDEX_SHARD, SORT, Job, Jobs
 from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_index_location
-from aisfs.stores.pipeline import CallPipeline, each
+from aisfs.stores.pipeline import CallPipeline, all_of
 from aisfs.stores.port import ObjectStore, pages_of
 from aisfs.work.shards import FoundShards, find_plain_tars, read_cluster_shards
 
@@ -477,7 +477,7 @@ async def _look(found: FoundShards, cluster: Cluster, coverage: Coverage, jobs: 
     coverage.without += [
         f"{found.bucket}/{shard.key}" for shard in found.shards if shard.key not in existing
     ]
-    await each(jobs, [partial(one, shard) for shard in indexed])
+    await all_of((partial(one, shard) for shard in indexed), jobs)
 
 
 async def _indexes_in(found: FoundShards, directory: str, cluster: Cluster) -> set[str]:

@@ -30,7 +30,7 @@ from aisfs.errors import (
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.mount.plan import load_cluster, read_shards
 from aisfs.mount.source import open_source
-from aisfs.stores.pipeline import each
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore, pages_of
 from aisfs.work.publishing import Shelf, explained, put
 
@@ -93,7 +93,7 @@ async def move_indexes(
             except _OF_ONE as error:
                 moved.left[name] = str(error)
 
-        await each(jobs, [partial(one, beside) for beside in found.values()])
+        await all_of((partial(one, beside) for beside in found.values()), jobs)
     return moved
 
 

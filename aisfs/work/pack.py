@@ -71,7 +71,7 @@ from aisfs.mount.plan import existing
 from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, KeyRule
 from aisfs.stores.local import Links
-from aisfs.stores.pipeline import each
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import (
     BytesContent,
     ObjectStore,
@@ -520,7 +520,7 @@ class Packer:
                 told(layout.size)
 
             pairs = zip(keys, shards, strict=True)
-            await each(jobs, [partial(one, key, layout) for key, layout in pairs])
+            await all_of((partial(one, key, layout) for key, layout in pairs), jobs)
         packed.unindexed += denied[:1]
         return packed
 

@@ -71,6 +71,7 @@ from aisfs.mount.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.mount.services import Services, open_services
 from aisfs.settings import CacheSettings, Scan, TreeSettings, View
 from aisfs.stores.local import LocalStore
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import BytesContent, Content, ObjectStore, Upload, WritableStore
 from aisfs.stores.registry import refuse_read_only
 
@@ -598,25 +599,16 @@ class _Work:
             self._report.written += exporter.written
 
     async def _index_all(self, jobs: int, progress: Watcher) -> None:
-        hopeless: list[AisfsError] = []
-        waiting = iter(range(len(self._shards)))
+        async def one(at: int) -> None:
+            try:
+                await self._index(at)
+            except _HOPELESS:
+                raise
+            except AisfsError as error:
+                self._report.failures[self._name(at)] = error
+            progress.done(self._shards[at].info.size)
 
-        async def work(scope: trio.CancelScope) -> None:
-            for at in waiting:
-                try:
-                    await self._index(at)
-                except _HOPELESS as error:
-                    hopeless.append(error)
-                    scope.cancel()
-                except AisfsError as error:
-                    self._report.failures[self._name(at)] = error
-                progress.done(self._shards[at].info.size)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(jobs, len(self._shards))):
-                nursery.start_soon(work, nursery.cancel_scope)
-        if hopeless:
-            raise hopeless[0]
+        await all_of((partial(one, at) for at in range(len(self._shards))), jobs)
 
     def _name(self, at: int) -> str:
         shard = self._shards[at]

@@ -31,7 +31,7 @@ from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
 from aisfs.mount.plan import load_cluster, read_shards
 from aisfs.mount.source import open_source
-from aisfs.stores.pipeline import each
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
@@ -169,7 +169,7 @@ class _Unpacker:
                 done.shards += 1
                 progress.advance(task, shard.info.size)
 
-            await each(jobs, [partial(one, shard) for shard in plain])
+            await all_of((partial(one, shard) for shard in plain), jobs)
         return done
 
     def _extract(self, shard: Shard, claims: "_Claims", done: Unpacked) -> None:

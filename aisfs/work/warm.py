@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import trio
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -50,6 +50,7 @@ from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shar
 from aisfs.mount.services import Services, open_services
 from aisfs.mount.source import OpenSource
 from aisfs.settings import CacheSettings, TreeSettings
+from aisfs.stores.pipeline import all_of
 from aisfs.work.buckets import Kind, Place, find_place, list_opened
 from aisfs.work.progress import transfer_columns
 
@@ -345,7 +346,6 @@ class _Warmer:
     async def warm(self, items: list[_Item], jobs: int, console: Console) -> list[_Item]:
         """Read all; return those that could be read."""
         warmed: list[_Item] = []
-        waiting = iter(items)
         total = 0 if self.index_only else sum(item.info.size for item in items)
         with Progress(*columns(total), console=console) as progress:
 
@@ -354,18 +354,15 @@ class _Warmer:
 
             task = progress.add_task("", total=total or len(items), done=done(0))
 
-            async def work() -> None:
-                for item in waiting:
-                    try:
-                        await self._read(item, progress, task)
-                        warmed.append(item)
-                    except AisfsError as error:
-                        self.summary.failures.append(str(error))
-                    progress.update(task, done=done(len(warmed)), advance=0 if total else 1)
+            async def one(item: _Item) -> None:
+                try:
+                    await self._read(item, progress, task)
+                    warmed.append(item)
+                except AisfsError as error:
+                    self.summary.failures.append(str(error))
+                progress.update(task, done=done(len(warmed)), advance=0 if total else 1)
 
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(jobs, len(items))):
-                    nursery.start_soon(work)
+            await all_of((partial(one, item) for item in items), jobs)
         return warmed
 
     async def _read(self, item: _Item, progress: Progress, task: TaskID) -> None:

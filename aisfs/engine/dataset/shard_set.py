@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -53,6 +54,7 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore
 from aisfs.stores.posix_metadata import is_link
 
@@ -697,18 +699,16 @@ async def open_each(
         return
     errors: list[AisfsError] = []
     opened = 0
-    waiting = iter(shards)
 
-    async def work() -> None:
+    async def one(shard: T) -> None:
         nonlocal opened
-        for shard in waiting:  # shared: a task for each shard would take more memory than its index
-            if errors:
-                return
-            try:
-                await open_one(shard)
-                opened += 1
-            except AisfsError as error:
-                errors.append(error)
+        if errors:
+            return
+        try:
+            await open_one(shard)
+            opened += 1
+        except AisfsError as error:
+            errors.append(error)
 
     async def tell() -> None:
         while True:
@@ -717,9 +717,7 @@ async def open_each(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tell)
-        async with trio.open_nursery() as openers:
-            for _ in range(min(at_once, len(shards))):
-                openers.start_soon(work)
+        await all_of((partial(one, shard) for shard in shards), at_once)
         nursery.cancel_scope.cancel()
     if errors:
         raise errors[0]

@@ -42,6 +42,7 @@ from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees import Tree
 from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.posix_metadata import mode_of, mtime_of
 from aisfs.system.threads import any_thread
 
@@ -708,20 +709,16 @@ class WriteBack:
 
     async def _upload_all(self, files: Iterable[WrittenFile]) -> AisfsError | None:
         """Upload files, many at once; return an error after which some wait on. Stop if nothing can be uploaded."""
-        remaining = iter(files)
         problems: list[AisfsError] = []
 
-        async def work() -> None:
-            for file in remaining:
-                if len(problems) >= DOUBTFUL_MOST or any(map(passes, problems)):
-                    return
-                problem = await self._upload(file)
-                if problem is not None:
-                    problems.append(problem)
+        async def one(file: WrittenFile) -> None:
+            if len(problems) >= DOUBTFUL_MOST or any(map(passes, problems)):
+                return
+            problem = await self._upload(file)
+            if problem is not None:
+                problems.append(problem)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(UPLOADS_AT_ONCE):
-                nursery.start_soon(work)
+        await all_of((partial(one, file) for file in files), UPLOADS_AT_ONCE)
         return next((one for one in problems if passes(one)), problems[0] if problems else None)
 
     async def _upload(self, file: WrittenFile) -> AisfsError | None:
