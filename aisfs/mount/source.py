@@ -44,7 +44,7 @@ from aisfs.stores.ais.cluster import check_answers, identify_endpoint, wrong_sch
 from aisfs.stores.local import LocalStore
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import WritableStore
-from aisfs.stores.registry import as_served, direct_store, is_writable, one_store, open_store
+from aisfs.stores.registry import as_served, direct_store, kind_of, one_store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,17 @@ def connect(
             assert_never(source)
 
 
+def _with_cluster(found: OpenSource, cluster: ClusterSettings) -> OpenSource:
+    """Add what only an AIStore has."""
+    store = found.store
+    if not isinstance(store, AISClient):
+        return found
+    name = cluster.index_bucket
+    indexes = IndexBucket(Bucket(name), store.by_uuid) if name else None
+    ping = partial(check_answers, store)
+    return replace(found, ping=ping, watch=store.watch_map, index_bucket=indexes)
+
+
 @asynccontextmanager
 async def open_source(
     source: Source,
@@ -149,7 +160,7 @@ async def open_source(
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
     """
-    found = connect(source, cluster, metrics, reach)
+    found = _with_cluster(connect(source, cluster, metrics, reach), cluster)
     limit = None if isinstance(found.store, LocalStore) else cluster.bandwidth_limit
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics
@@ -171,13 +182,7 @@ async def open_source(
             if not create_bucket:
                 raise
             await _create_bucket(pipeline, found.bucket)
-        client = found.store if isinstance(found.store, AISClient) else None
-        ping = partial(check_answers, client) if client is not None else None
-        indexes = None
-        if client is not None and cluster.index_bucket:
-            indexes = IndexBucket(Bucket(cluster.index_bucket), client.by_uuid)
-        watch = client.watch_map if client is not None else None
-        yield replace(found, store=pipeline, ping=ping, watch=watch, index_bucket=indexes)
+        yield replace(found, store=pipeline)
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()
@@ -326,7 +331,7 @@ async def _check(store: WritableStore, source: Source, *, writable: bool) -> boo
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
                 there, _ = await what_is_there(bucket, prefix, store)
                 said = f"{bucket}/{prefix}: nothing is below it; {there}"
-                if not is_writable(bucket):  # nothing will ever be put there from here
+                if not kind_of(bucket).is_writable:  # nothing will ever be put there from here
                     raise SourceMissing(said)
                 if not writable:
                     log.warning("%s", said)

@@ -51,6 +51,7 @@ from aisfs.fuse.mountpoint import (
     mounted_filesystems,
     our_mount,
 )
+from aisfs.model import Bucket
 from aisfs.mount.memory import memory_limits
 from aisfs.mount.plan import existing, is_local
 from aisfs.mount.source import open_source
@@ -70,7 +71,7 @@ from aisfs.stores.ais.auth import Credentials
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.cluster import identify_endpoint, wrong_scheme
 from aisfs.stores.ais.replies import HEALTH, Identity
-from aisfs.stores.registry import as_served, direct_store
+from aisfs.stores.registry import as_served, direct_bucket, kind_of
 from aisfs.system.logs import SYSLOG_SOCKET
 from aisfs.system.memory import MachineMemory
 from aisfs.work.display import size_text
@@ -294,24 +295,21 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.0f} hours" if seconds >= 7200 else f"{seconds / 60:.0f} minutes"
 
 
-_CLOUDS = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
-_NAMES = {**_CLOUDS, "web": "web server", "hf": "Hugging Face"}
-
-
 async def direct_checks(
-    settings: ClusterSettings, source: Source, store: str
+    settings: ClusterSettings, source: Source, bucket: Bucket
 ) -> AsyncIterator[Check]:
     """Check the way to a store, as far as the first obstacle.
 
     Args:
         settings: How to reach it.
         source: What is to be read, as it is served.
-        store: Which one; see `Bucket.store`.
+        bucket: One of its buckets, all of which that store has.
     """
-    name = _NAMES.get(store, f"{store}:// by fsspec")
+    store, kind = bucket.store, kind_of(bucket)
     endpoint = fields.endpoint_of(store)
-    yield ok("store", f"{name}{f' at {endpoint}' if endpoint else ''}, without AIStore in between")
-    if store in _CLOUDS:
+    where = kind.title.format(store) + (f" at {endpoint}" if endpoint else "")
+    yield ok("store", f"{where}, without AIStore in between")
+    if kind.is_cloud:
         yield _credentials(settings, store)
     try:
         async with open_source(source, settings):
@@ -683,8 +681,8 @@ async def _store_checks(cluster: ClusterSettings, source: Source) -> AsyncIterat
     except ConfigError as error:
         yield wrong("source", str(error), "write it as the message says")
         return
-    store = direct_store(served)
-    found = direct_checks(cluster, served, store) if store else cluster_checks(cluster, source)
+    bucket = direct_bucket(served)
+    found = direct_checks(cluster, served, bucket) if bucket else cluster_checks(cluster, source)
     async for check in found:
         yield check
 

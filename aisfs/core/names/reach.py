@@ -27,14 +27,8 @@ _OF_TENANTS = (
 )
 GRANTABLE = tuple(
     provider.scheme
-    for provider in (
-        Provider.S3,
-        Provider.GS,
-        Provider.AZ,
-        Provider.HTTP,
-        Provider.HTTPS,
-        Provider.HF,
-    )
+    for provider in Provider
+    if provider.is_direct and provider is not Provider.FSSPEC
 )
 """Schemes that can be permitted besides those of AIStore. What fsspec opens, such as `file://`, cannot."""
 
@@ -118,9 +112,7 @@ class Reach:
 
 def scheme_of(bucket: Bucket) -> str:
     """Return the scheme by which users call a bucket."""
-    if bucket.provider is Provider.FSSPEC:
-        return bucket.name.partition("://")[0]
-    return bucket.provider.scheme
+    return bucket.store if bucket.provider is Provider.FSSPEC else bucket.provider.scheme
 
 
 def _host_of(bucket: Bucket) -> str:
