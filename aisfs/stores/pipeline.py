@@ -11,14 +11,16 @@ rightly take a server longer than any deadline: an attempt under way ends by its
 further attempt begins after it. Metrics count a call once, with all
 its attempts.
 
-Several requests, or pieces of a command's work, at once (`all_of`); all have to succeed.
-
-Attempts that are repeated until one succeeds, fails for good, or a deadline has passed.
-
-Streams whose bytes reach a sink once, however often they begin again.
+`Retrier` is the one way to try again. A store has one of its own for a step of a call that is too long to
+be repeated whole: a part of an upload, the HEAD after one, the files that an index names. What it cannot carry:
+the parts that obstore sends, which only obstore can send again; a directory of the local disk that somebody
+removes at the same moment, which is no failure of a store; and files that were closed and wait, which are
+sent again long after the deadline of a call.
 
 Where a store has ranges, a stream that broke goes on with these. Where it sends objects only whole, it
-begins again, and what was taken before is passed over.
+begins again, and what was taken before is passed over. Each byte reaches the sink once.
+
+`all_of` runs several requests, or pieces of a command's work, at once.
 
 Must not know: what an error means beyond `error.transient`.
 """
@@ -296,6 +298,26 @@ def _subject(args: tuple[object, ...]) -> str:
     return f"{args[0]}/{key}" if isinstance(key, str) else f"objects of {args[0]}"
 
 
+def _done_before(
+    attempt: Callable[[], Awaitable[None]], done: type[AisfsError]
+) -> Callable[[], Awaitable[None]]:
+    """Take `done` for success, but of the first try: one before may have done it and lost the answer."""
+    tries = 0
+
+    async def again() -> None:
+        nonlocal tries
+        tries += 1
+        try:
+            await attempt()
+        except BucketNotFound:
+            raise
+        except done:
+            if tries == 1:
+                raise
+
+    return again
+
+
 def _reading(bucket: Bucket, info: ObjectInfo) -> tuple[str, str]:
     """Return the question that every way of reading an object asks."""
     return "read_range", f"{bucket}/{info.key}"
@@ -480,37 +502,13 @@ class CallPipeline:
 
     async def create_bucket(self, bucket: Bucket) -> None:
         """See `WritableStore`."""
-        tries = 0
-
-        async def attempt() -> None:
-            nonlocal tries
-            tries += 1
-            try:
-                await self._inner.create_bucket(bucket)
-            except AlreadyExists:
-                # A try before this one may have done it and lost the answer.
-                if tries == 1:
-                    raise
-
+        attempt = _done_before(partial(self._inner.create_bucket, bucket), AlreadyExists)
         with self._timed("create_bucket", str(bucket)):
             await self._retrier.run(str(bucket), attempt)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """See `WritableStore`."""
-        tries = 0
-
-        async def attempt() -> None:
-            nonlocal tries
-            tries += 1
-            try:
-                await self._inner.remove(bucket, key)
-            except BucketNotFound:
-                raise
-            except NotFound:
-                # A try before this one may have done it and lost the answer.
-                if tries == 1:
-                    raise
-
+        attempt = _done_before(partial(self._inner.remove, bucket, key), NotFound)
         with self._timed("remove", f"{bucket}/{key}"):
             await self._retrier.run(f"{bucket}/{key}", attempt)
 
