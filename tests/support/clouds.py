@@ -21,7 +21,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -34,6 +33,10 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import pytest
 
+from tests.support.preloaded import Preloader, Started
+
+_moto = Preloader("moto.server", ("moto.moto_server.werkzeug_app", "moto.s3.responses"))
+"""Imports moto once, which takes two seconds."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 AZURITE = REPOSITORY / ".venv" / "azurite" / "node_modules" / "azurite" / "dist/src/blob/main.js"
 """Where `make .venv/azurite/ready` installs it."""
@@ -137,8 +140,11 @@ def s3_environment(url: str) -> dict[str, str]:
 def moto() -> Iterator[S3]:
     """Run moto until the block ends."""
     port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
-    with _running(command, port):
+    with open(os.devnull, "wb") as nowhere:
+        process = _moto.start(
+            "--host", "127.0.0.1", "--port", str(port), stdout=nowhere, stderr=nowhere
+        )
+    with _until_ended(process, port):
         url = f"http://127.0.0.1:{port}"
         yield S3("s3", url, s3_environment(url))
 
@@ -323,11 +329,17 @@ def _running(command: list[str], port: int) -> Iterator[None]:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere
         )
+    with _until_ended(process, port):
+        yield
+
+
+@contextmanager
+def _until_ended(process: Started, port: int) -> Iterator[None]:
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{command} did not start")
+                raise AssertionError(f"{process.args} did not start")
             time.sleep(0.02)
         yield
     finally:
