@@ -16,7 +16,7 @@ import aisfs
 from aisfs.csi.volumes import Code, VolumeError
 from aisfs.errors import AisfsError, Stale, Unavailable, untraced
 from aisfs.http.exchange import SpeaksTls
-from aisfs.server.api.s3.errors import S3Error
+from aisfs.server.api.s3.documents import S3Error
 from aisfs.server.failures import Failure
 
 

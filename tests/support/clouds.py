@@ -3,7 +3,6 @@
 | cloud | emulator | what it gets wrong |
 |---|---|---|
 | S3 | moto | nothing that we use: it knows If-Match and If-None-Match |
-| S3 | `/s3` of the embedded server | nothing that we use |
 | Google | fake-gcs-server | knows only to read through the XML API, which obstore speaks; ignores If-Match; says 500 where a bucket is missing |
 | Google | moto behind `_GoogleNames` | is S3, whose names of headers the XML API does not share; to test writing |
 | Azure | azurite | nothing that we use |
@@ -26,7 +25,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes, urlsplit
@@ -89,9 +88,6 @@ class Cloud:
             connection.request(method, target, data, dict(headers or {}))
             reply = connection.getresponse()
             body = reply.read()
-            if reply.status == 307:  # the embedded server, as AIStore does it
-                there = replace(self, url=reply.headers["Location"])
-                return there._ask(method, "", data, headers)
             if reply.status == 404:
                 raise FileNotFoundError(f"{method} {path}")
             if reply.status >= 300:
@@ -102,8 +98,8 @@ class Cloud:
 class S3(Cloud):
     """S3, which does not check who asks."""
 
-    def make_bucket(self) -> str:
-        name = f"b-{uuid.uuid4().hex[:12]}"
+    def make_bucket(self, name: str = "") -> str:
+        name = name or f"b-{uuid.uuid4().hex[:12]}"
         self._ask("PUT", f"/{name}", headers=_SIGNED)
         return name
 
@@ -114,6 +110,11 @@ class S3(Cloud):
         """Write an object that can only be read once it is restored."""
         headers = {**_SIGNED, "x-amz-storage-class": "GLACIER"}
         self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}", data, headers)
+
+    def publish(self, bucket: str, key: str) -> None:
+        """Let everybody read an object."""
+        headers = {**_SIGNED, "x-amz-acl": "public-read"}
+        self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}?acl", headers=headers)
 
     def get(self, bucket: str, key: str) -> bytes | None:
         """Return an object; None if there is none."""

@@ -1,9 +1,10 @@
-"""What of the clouds' store the contract does not tell: over the embedded server's /s3."""
+"""What of the clouds' store the contract does not tell: reading over the embedded server's /s3, writing over moto."""
 
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 import trio
@@ -26,7 +27,7 @@ from aisfs.stores import cloud_listings, cloud_uploads
 from aisfs.stores.cloud import CloudStore
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, Upload, pages_of
-from tests.support.clouds import S3, moto, s3_environment
+from tests.support.clouds import _SIGNED, S3, moto, s3_environment
 from tests.support.servers import RunningServer, running_server
 
 PETS = Bucket("pets", Provider.S3)
@@ -43,9 +44,44 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
+@dataclass
+class Faulty:
+    """moto, behind a proxy that fails on demand."""
+
+    s3: S3
+    proxy: RunningServer
+
+    def faults(self, rules: Sequence[dict[str, object]]) -> None:
+        self.proxy.faults(rules)
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    with moto() as s3:
+        s3.make_bucket("pets")
+        for name in ("a", "b"):
+            s3.put("pets", name, name.encode() * 1000)
+        root = tmp_path_factory.mktemp("proxy")
+        with running_server(root, faulty=True, forward=s3.url) as proxy:
+            yield Faulty(s3, proxy)
+
+
 @pytest.fixture
 async def store(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
-    for name, value in s3_environment(f"{server.endpoint}/s3").items():
+    async for made in opened(f"{server.endpoint}/s3", monkeypatch):
+        yield made
+    server.faults([])
+
+
+@pytest.fixture
+async def writable(cloud: Faulty, monkeypatch: pytest.MonkeyPatch):
+    async for made in opened(cloud.proxy.endpoint, monkeypatch):
+        yield made
+    cloud.faults([])
+
+
+async def opened(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CloudStore]:
+    for name, value in s3_environment(url).items():
         monkeypatch.setenv(name, value)
     counted: Counter[str] = Counter()
 
@@ -56,7 +92,6 @@ async def store(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
     made.counted = counted
     yield made
     await made.aclose()
-    server.faults([])
 
 
 async def test_a_long_listing_outlives_the_deadline_of_a_call(
@@ -88,57 +123,57 @@ async def test_a_cancelled_request_is_over(store, server: RunningServer):
     assert buffer == b"a" * 1000
 
 
-async def test_requests_are_counted(store):
-    await store.upload(Upload(PETS, "new", BytesContent(b"12")))
-    info = await store.head(PETS, "new")
-    await store.read_range(PETS, info, 0, memoryview(bytearray(2)))
-    await store.rename(PETS, "new", "newer")
-    await store.remove(PETS, "newer")
-    await store.list_page(PETS, "")
-    assert store.counted == {
+async def test_requests_are_counted(writable):
+    await writable.upload(Upload(PETS, "new", BytesContent(b"12")))
+    info = await writable.head(PETS, "new")
+    await writable.read_range(PETS, info, 0, memoryview(bytearray(2)))
+    await writable.rename(PETS, "new", "newer")
+    await writable.remove(PETS, "newer")
+    await writable.list_page(PETS, "")
+    assert writable.counted == {
         "put": 1, "head": 6, "get": 1, "copy": 1, "delete": 2, "list": 1,
     }  # fmt: skip
 
 
-async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer):
-    server.faults(
-        [{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}]
-    )
-    await store.upload(Upload(PETS, "big", BytesContent(BIG)))
-    info = await store.head(PETS, "big")
+async def test_a_part_that_failed_is_sent_again_alone(writable, cloud: Faulty):
+    cloud.faults([{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}])
+    await writable.upload(Upload(PETS, "big", BytesContent(BIG)))
+    info = await writable.head(PETS, "big")
     buffer = bytearray(info.size)
-    await store.read_range(PETS, info, 0, memoryview(buffer))
+    await writable.read_range(PETS, info, 0, memoryview(buffer))
     assert buffer == BIG
-    assert store.counted["put"] == 2 + 3
-    await store.remove(PETS, "big")
+    assert writable.counted["put"] == 2 + 3
+    await writable.remove(PETS, "big")
 
 
 @pytest.mark.parametrize("data", [b"small", BIG], ids=["whole", "parts"])
 async def test_a_head_that_failed_after_an_upload_is_asked_again_alone(
-    store, server: RunningServer, data: bytes
+    writable, cloud: Faulty, data: bytes
 ):
-    server.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
-    info = await CallPipeline(store, deadline=30).upload(Upload(PETS, "sent", BytesContent(data)))
+    cloud.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
+    info = await CallPipeline(writable, deadline=30).upload(
+        Upload(PETS, "sent", BytesContent(data))
+    )
     assert info.size == len(data)
-    assert store.counted["put"] == (1 if data == b"small" else 2 + 3)
-    assert store.counted["head"] == 4
-    await store.remove(PETS, "sent")
+    assert writable.counted["put"] == (1 if data == b"small" else 2 + 3)
+    assert writable.counted["head"] == 4
+    await writable.remove(PETS, "sent")
 
 
-async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, monkeypatch):
+async def test_a_cancelled_upload_leaves_no_parts(writable, cloud: Faulty, monkeypatch):
     monkeypatch.setattr(cloud_uploads, "_AT_ONCE", 1)
     slow = {"action": "stall", "seconds": 0.5, "times": -1}
-    server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
+    cloud.faults([{**slow, "match": {"query_contains": "partNumber"}}])
     with trio.move_on_after(0.7) as scope:
-        await store.upload(Upload(PETS, "cancelled", BytesContent(BIG)))
+        await writable.upload(Upload(PETS, "cancelled", BytesContent(BIG)))
     assert scope.cancelled_caught
-    server.faults([])
-    left = S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
+    cloud.faults([])
+    left = cloud.s3._ask("GET", "/pets?uploads", headers=_SIGNED)
     assert b"<UploadId>" not in left, left
-    assert "cancelled" not in [info.key for info in (await store.list_page(PETS, "")).objects]
+    assert "cancelled" not in [info.key for info in (await writable.list_page(PETS, "")).objects]
 
 
-async def test_what_cannot_be_read_is_not_sent(store):
+async def test_what_cannot_be_read_is_not_sent(writable):
     class Broken:
         size = len(BIG)
 
@@ -147,36 +182,36 @@ async def test_what_cannot_be_read_is_not_sent(store):
                 raise ContentUnreadable("gone")
 
     with pytest.raises(ContentUnreadable, match="gone"):
-        await store.upload(Upload(PETS, "broken", Broken()))
+        await writable.upload(Upload(PETS, "broken", Broken()))
 
 
-async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server: RunningServer):
+async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(writable, cloud: Faulty):
     """The second try finds an object, which is the first try's."""
-    server.faults([{"action": "reset", "stage": "done", "match": {"method": "PUT"}}])
-    pipeline = CallPipeline(store, deadline=30)
+    cloud.faults([{"action": "reset", "stage": "done", "match": {"method": "PUT"}}])
+    pipeline = CallPipeline(writable, deadline=30)
     await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
-    assert store.counted["put"] > 1, "the reply was never lost"
-    assert (server.root / "pets" / "lock").read_bytes() == b"mine"
-    await store.remove(PETS, "lock")
+    assert writable.counted["put"] > 1, "the reply was never lost"
+    assert cloud.s3.get("pets", "lock") == b"mine"
+    await writable.remove(PETS, "lock")
     # The same content may be another's all the same.
-    (server.root / "pets" / "lock").write_bytes(b"mine")
+    cloud.s3.put("pets", "lock", b"mine")
     with pytest.raises(AlreadyExists):
         await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
-    await store.remove(PETS, "lock")
+    await writable.remove(PETS, "lock")
 
 
-async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningServer, caplog):
+async def test_a_cloud_without_conditions_is_looked_into(writable, cloud: Faulty, caplog):
     refused = {"action": "status", "status": 501, "match": {"method": "PUT"}, "times": 4}
-    server.faults([refused])  # by obstore's tries, all of which fail
+    cloud.faults([refused])  # by obstore's tries, all of which fail
     with pytest.raises(AlreadyExists):
-        await store.upload(Upload(PETS, "a", BytesContent(b"mine"), only_new="mine"))
-    server.faults([refused])
-    await store.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
+        await writable.upload(Upload(PETS, "a", BytesContent(b"mine"), only_new="mine"))
+    cloud.faults([refused])
+    await writable.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
     assert [r.levelname for r in caplog.records if "may be overwritten" in r.message] == ["WARNING"]
     with pytest.raises(AlreadyExists):
-        await store.upload(Upload(PETS, "b", BytesContent(b"mine"), only_new="mine"))
-    assert (server.root / "pets" / "b").read_bytes() == b"b" * 1000
-    await store.remove(PETS, "lock")
+        await writable.upload(Upload(PETS, "b", BytesContent(b"mine"), only_new="mine"))
+    assert cloud.s3.get("pets", "b") == b"b" * 1000
+    await writable.remove(PETS, "lock")
 
 
 async def test_throttling_ends_at_the_deadline(store, server: RunningServer):
