@@ -174,10 +174,8 @@ async def open_source(
                 raise
             log.warning("%s; what is there can be opened by its name, and not be listed", error)
         except Unavailable as error:
-            await _check_scheme(found, cluster, error)
-            if not isinstance(found.store, AISClient):
-                raise
-            raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
+            await _explain_silence(found, cluster, error)
+            raise
         except BucketNotFound:
             if not create_bucket:
                 raise
@@ -241,22 +239,24 @@ def _bucket_of(source: Source) -> Bucket:
     return source.bucket if isinstance(source, BucketSource) else one_store(source)
 
 
-async def _check_scheme(found: OpenSource, cluster: ClusterSettings, error: Unavailable) -> None:
-    """Raise if a server does not answer since it was asked with TLS and has none, or the reverse.
+async def _explain_silence(found: OpenSource, cluster: ClusterSettings, error: Unavailable) -> None:
+    """Raise what says more than the error of a server that does not answer.
 
     Raises:
-        ConfigError: that is why.
+        ConfigError: it was asked with TLS and has none, or the reverse.
+        Unavailable: it is an AIStore, whose endpoint is named.
     """
-    if error.__cause__ is None:  # it did answer
-        return
     is_aistore, url = isinstance(found.store, AISClient), ""
     if is_aistore and not cluster.proxy:
         url = cluster.endpoint
     elif found.store_name == "web":
         url = str(_bucket_of(found.source))
     check = partial(wrong_scheme, url, is_aistore=is_aistore)
-    if url and (wrong := await trio.to_thread.run_sync(check)):
+    silent = error.__cause__ is not None  # else it did answer
+    if silent and url and (wrong := await trio.to_thread.run_sync(check)):
         raise ConfigError(f"{url}: {wrong}")
+    if is_aistore:
+        raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
 
 
 async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
