@@ -1,4 +1,4 @@
-"""The words that options take, and what each means. Neither `--help` nor completion waits for pydantic with them."""
+"""The words that options take, and what each means. Neither `--help` nor completion waits for the settings with them."""
 
 from enum import StrEnum
 

@@ -13,17 +13,14 @@ import click
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    STORE,
     Exit,
-    endpoint_option,
     exit_code,
     fail,
-    files_from_option,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
-    proxy_option,
     run,
-    store_options,
+    setting,
+    settings,
     warn,
     without_unset,
 )
@@ -46,9 +43,7 @@ _SHORT = {"directory": "dir"}
 @click.option("-l", "--long", is_flag=True, help="Show size, time and kind of each entry.")
 @click.option("-R", "--recursive", is_flag=True, help="List the objects at any depth.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@files_from_option
-@store_options
-@io_timeout_option
+@settings("files_from", *STORE, "io_timeout")
 def ls(
     sources: tuple[str, ...],
     long: bool,
@@ -208,9 +203,7 @@ def _utc(time_ns: int) -> str:
 @click.command(cls=Documented)
 @click.argument("buckets", metavar="BUCKET...", nargs=-1, required=True)
 @click.option("-p", "--exist-ok", is_flag=True, help="Accept buckets that exist already.")
-@endpoint_option
-@proxy_option
-@io_timeout_option
+@settings("endpoint", "proxy", "io_timeout")
 def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
     """Make empty buckets.
 
@@ -228,10 +221,9 @@ def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("-r", "--recursive", is_flag=True, help="Remove all that is in directories, too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
-@index_bucket_option
+@setting("index_bucket", why="where the indexes are that are removed along")
 @jobs_option("Objects removed at once.")
-@store_options
-@io_timeout_option
+@settings(*STORE, "io_timeout")
 def rm(
     sources: tuple[str, ...], recursive: bool, dry_run: bool, jobs: int, **settings: object
 ) -> int:

@@ -11,15 +11,13 @@ from rich.table import Table
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    STORE,
     Exit,
-    cache_dir_option,
-    cache_size_option,
-    files_from_option,
-    io_timeout_option,
     jobs_option,
     print_parts,
     run,
-    store_options,
+    setting,
+    settings,
     without_unset,
 )
 from aisfs.redaction import escaped
@@ -38,11 +36,9 @@ if TYPE_CHECKING:
     help="Only index the members of shards; skip other objects.",
 )
 @jobs_option("Shards read at once.")
-@files_from_option
-@store_options
-@cache_dir_option
-@cache_size_option
-@io_timeout_option
+@setting("files_from")
+@setting("endpoint", why="this and the following options are for a `SOURCE` only")
+@settings(*STORE[1:], "cache_dir", "cache_size", "io_timeout")
 def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: object) -> int:
     """Fill the disk cache before training.
 
@@ -93,7 +89,7 @@ def cache() -> None:
 
 
 @cache.command(cls=Documented)
-@cache_dir_option
+@setting("cache_dir")
 def status(cache_dir: Path | None) -> None:
     """Show how full the cache is."""
     from aisfs.work import cache as caches
@@ -112,7 +108,7 @@ def status(cache_dir: Path | None) -> None:
 
 
 @cache.command(cls=Documented)
-@cache_dir_option
+@setting("cache_dir")
 def verify(cache_dir: Path | None) -> int:
     """Read everything in the cache and drop what is damaged.
 
@@ -136,7 +132,7 @@ def verify(cache_dir: Path | None) -> int:
 
 
 @cache.command(cls=Documented)
-@cache_dir_option
+@setting("cache_dir")
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
     from aisfs.work import cache as caches

@@ -10,19 +10,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
+    STORE,
     Exit,
-    cache_dir_option,
-    cache_size_option,
-    encoding_option,
     exit_code,
-    flag,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
     run,
     setting,
-    source_options,
-    store_options,
+    settings,
     without_unset,
 )
 from aisfs.redaction import escaped
@@ -47,9 +42,11 @@ _MOST_LINES = 20
     help="Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
     " elsewhere beside the shard.",
 )
-@setting(
-    "--publish-to DIR",
-    "Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
+@click.option(
+    "--publish-to",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
     " Hugging Face.",
 )
 @click.option(
@@ -72,25 +69,28 @@ _MOST_LINES = 20
     help="Also write what other programs read, beside the shards or to PATH: wids (a list of shards"
     " with their samples) or dali (an index of each shard); repeatable.",
 )
-@setting(
-    "--label FROM",
-    "Publish these labels with the members: cls [default, where shards have it], txt or another"
+@click.option(
+    "--label",
+    metavar="FROM",
+    help="Publish these labels with the members: cls [default, where shards have it], txt or another"
     " extension, json:PATH; repeatable.",
     multiple=True,
 )
 @click.option("--force", is_flag=True, help="Also build and publish what is current.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @jobs_option("Shards indexed at once.")
-@source_options
-@store_options
-@index_bucket_option
-@flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
-@flag("--recursive", "Also look into tars inside shards.")
-@encoding_option
-@flag("--magic", "Recognize archives by content, not by name.")
-@cache_dir_option
-@cache_size_option
-@io_timeout_option
+@settings(*SOURCES, *STORE)
+@setting("index_bucket", why="made if it is missing; `''` publishes beside the shards")
+@setting("ignore_zeros", why="mounts use the index only with the same options")
+@setting("encoding")
+@setting("recursive", why="not with `--write-idx`")
+@setting(
+    "magic",
+    "Recognize archives by content, not by name",
+    why="only objects named like a shard are indexed",
+)
+@setting("cache_dir", why="keeps indexes and decompressed tars, no other content")
+@settings("cache_size", "io_timeout")
 def index(
     sources: tuple[str, ...],
     publish: bool,

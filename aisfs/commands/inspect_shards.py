@@ -12,21 +12,15 @@ from rich.text import Text
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
+    STORE,
     Exit,
-    cache_dir_option,
-    cache_size_option,
-    encoding_option,
     exit_code,
-    flag,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
-    no_published_index_flag,
     print_parts,
     run,
-    scan_option,
-    source_options,
-    store_options,
+    setting,
+    settings,
     with_switched_off,
     without_unset,
 )
@@ -54,18 +48,14 @@ LINES_MAX = 20
     metavar="N",
     help="Print the N most frequent labels; 0 reads none.",
 )
-@source_options
-@store_options
-@flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
-@flag("--recursive", "Also look into tars inside shards.")
-@encoding_option
-@flag("--magic", "Recognize archives by content, not by name.")
-@index_bucket_option
-@no_published_index_flag
-@scan_option
-@cache_dir_option
-@cache_size_option
-@io_timeout_option
+@settings(*SOURCES, *STORE, "ignore_zeros", "encoding")
+@setting("recursive", why="an inner tar counts as a member besides its own members")
+@setting(
+    "magic",
+    "Recognize archives by content, not by name",
+    why="only objects named like a shard are inspected",
+)
+@settings("scan", "index_bucket", "published_index", "cache_dir", "cache_size", "io_timeout")
 def inspect(
     sources: tuple[str, ...],
     as_json: bool,

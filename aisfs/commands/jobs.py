@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, endpoint_option, print_parts, run
+from aisfs.commands.options import Exit, print_parts, run, setting
 from aisfs.redaction import shown
 from aisfs.system import logs
 
 
 @click.command(cls=Documented)
-@endpoint_option
+@setting("endpoint")
 @click.option("--all", "every", is_flag=True, help="Show jobs of all kinds.")
 @click.option("--watch", metavar="ID", help="Show the progress of one job until it ends.")
 @click.option("--cancel", metavar="ID", help="Have the cluster stop a job.")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CHANGEABLE = (*LogSettings.model_fields, "attr_ttl", "list_ttl", "negative_ttl")
+_CHANGEABLE = (*LogSettings.options, "attr_ttl", "list_ttl", "negative_ttl")
 """Settings that a mount under way can change."""
 
 
@@ -74,7 +74,7 @@ class Reload:
             if "log_file" in self._typed or said.values.get("log_file") == self._said.values.get(
                 "log_file"
             ):  # it may have been relative to a directory that is not the daemon's
-                logs = logs.model_copy(update={"log_file": self._logs.log_file})
+                logs = logs.changed(log_file=self._logs.log_file)
             self._start_logging(logs)
         except ConfigError as error:
             log.error("the configuration was not reloaded: %s", error)

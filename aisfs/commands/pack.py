@@ -11,16 +11,15 @@ from rich.console import Console
 from aisfs.choices import KeyRule
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
+    STORE,
     Command,
     Exit,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
     run,
     setting,
+    settings,
     size_value,
-    source_options,
-    store_options,
     without_unset,
 )
 from aisfs.redaction import escaped
@@ -35,7 +34,7 @@ _MOST_LINES = 20
 
 def _common_options(command: Command) -> Command:
     command = jobs_option("Shards packed or unpacked at once.")(command)
-    command = store_options(io_timeout_option(command))
+    command = settings(*STORE, "io_timeout")(command)
     return click.option("--dry-run", is_flag=True, help="Only print what would be done.")(command)
 
 
@@ -59,9 +58,11 @@ def _common_options(command: Command) -> Command:
     callback=size_value,
     help="Most bytes in a shard.",
 )
-@setting("--shuffle SEED", "Shuffle the samples.")
-@setting(
-    "--class-to EXT", "There is a directory for each class: add a member KEY.EXT with its number."
+@click.option("--shuffle", metavar="SEED", type=int, help="Shuffle the samples.")
+@click.option(
+    "--class-to",
+    metavar="EXT",
+    help="There is a directory for each class: add a member KEY.EXT with its number.",
 )
 @click.option(
     "--key-rule",
@@ -69,8 +70,12 @@ def _common_options(command: Command) -> Command:
     help="Which part of a file's name is the key of its sample; see aisfs mount"
     " [wds, and an error if it would merge samples].",
 )
-@setting("--exclude GLOB", "No files that match GLOB; repeatable.", multiple=True)
-@setting("--include GLOB", "Only files that match GLOB; repeatable.", multiple=True)
+@setting(
+    "include",
+    "Only files that match GLOB; repeatable",
+    why="by their path below `SOURCE`",
+)
+@setting("exclude", "No files that match GLOB; repeatable")
 @click.option("--hidden", is_flag=True, help="Pack names that start with a dot, too.")
 @click.option(
     "--replace",
@@ -78,7 +83,7 @@ def _common_options(command: Command) -> Command:
     help="Remove older shards of these names once the new ones are there.",
 )
 @click.option("--no-index", is_flag=True, help="Do not publish the indexes of the shards.")
-@index_bucket_option
+@setting("index_bucket", why="in a directory and without AIStore, indexes lie beside the shards")
 @_common_options
 def pack(
     sources: tuple[str, ...],
@@ -173,8 +178,10 @@ def _print_classes(plan: "PackPlan") -> None:
 @click.command(cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
-@setting("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
-@source_options
+@click.option(
+    "--class-to", metavar="EXT", help="Leave out the members KEY.EXT that `aisfs pack` added."
+)
+@settings(*SOURCES)
 @_common_options
 def unpack(
     sources: tuple[str, ...],

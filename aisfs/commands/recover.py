@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, staging_dir_option
+from aisfs.commands.options import Exit, setting
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.redaction import escaped
 from aisfs.system import logs
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--force", is_flag=True, help="Upload over an object that was changed by somebody else since."
 )
-@staging_dir_option
+@setting("staging_dir")
 def recover(
     names: tuple[str, ...],
     upload: bool,

@@ -6,14 +6,7 @@ import click
 from rich.console import Console
 
 from aisfs.commands.guide import Documented, complete_source
-from aisfs.commands.options import (
-    Exit,
-    endpoint_option,
-    run,
-    size_value,
-    source_options,
-    without_unset,
-)
+from aisfs.commands.options import SOURCES, Exit, run, settings, size_value, without_unset
 from aisfs.system import logs
 
 INTERRUPTED = 130
@@ -75,8 +68,7 @@ def _seed(context: click.Context, option: click.Parameter, text: str | None) -> 
     "--detach", is_flag=True, help="Print the id of the job, and do not wait for its end."
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@source_options
-@endpoint_option
+@settings(*SOURCES, "endpoint")
 def sort(
     sources: tuple[str, ...],
     target: str,

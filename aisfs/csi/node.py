@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, log_options, start_logging
+from aisfs.commands.options import LOGS, Exit, setting, settings, start_logging
 from aisfs.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.errors import ConfigError
 from aisfs.system.daemon import loading
@@ -83,7 +83,8 @@ def csi() -> None:
 @click.option(
     "--metrics-addr", metavar="HOST:PORT", help="Serve the driver's counters for Prometheus there."
 )
-@log_options
+@setting("log_level", why="the log goes to stderr")
+@settings(*LOGS[1:])
 def driver(
     node_id: str,
     socket: Path,
@@ -112,7 +113,8 @@ def driver(
 
 @csi.command(cls=Documented)
 @click.argument("socket", type=click.Path(path_type=Path))
-@log_options
+@setting("log_level", why="the log goes to stderr")
+@settings(*LOGS[1:])
 def mounter(socket: Path, **log_settings: object) -> int:
     """Serve the volumes that `aisfs csi driver` mounts, one process for each.
 
@@ -137,7 +139,8 @@ def mounter(socket: Path, **log_settings: object) -> int:
     type=click.Path(path_type=Path),
     help="Socket for Kubernetes' external-provisioner.",
 )
-@log_options
+@setting("log_level", why="the log goes to stderr")
+@settings(*LOGS[1:])
 def controller(socket: Path, **log_settings: object) -> int:
     """Make volumes for claims, and remove them: buckets of AIStore, or directories in one.
 

@@ -1,4 +1,4 @@
-"""The tables of docs/SEMANTICS.md that are made from the code.
+"""The tables of the documents that are made from the code.
 
 `python -m tests.docs.tables` writes them anew; test_tables.py fails while they differ.
 """
@@ -9,13 +9,19 @@ import inspect
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
-from aisfs.commands.options import EXITS, Exit
+import click
+
+from aisfs.commands.main import cli
+from aisfs.commands.options import EXITS, Described, Exit
 from aisfs.filesystem.errnos import ERRNOS
-from tests.docs.documents import SEMANTICS
+from aisfs.settings.values import KNOWN, Group, Option
+from tests.docs.documents import CELL_WORDS, CONFIGURATION, KUBERNETES, SEMANTICS
 
-_BLOCK = r"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)"
+_BLOCK = r"(<!-- {name}: [^\n]*-->\n)(.*?)(<!-- end -->)"
 
 
 def errno_table() -> str:
@@ -44,15 +50,121 @@ def exit_table() -> str:
     return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"errnos": errno_table, "exits": exit_table}
+# Options --------------------------------------------------------------------------------------------
 
 
-def with_tables(text: str) -> str:
+def leaves(group: click.Group, before: str = "") -> dict[str, click.Command]:
+    """All commands that do something, by the words that call them."""
+    found: dict[str, click.Command] = {}
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            found |= leaves(command, f"{before}{name} ")
+        elif command is not None:
+            found[before + name] = command
+    return found
+
+
+COMMANDS = leaves(cli)
+
+
+def lowered(text: str) -> str:
+    """A sentence as what follows a semicolon; `AIStore` and `X.tar` stay."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+
+
+def seen(setting: Option[object]) -> str:
+    file, _, place = setting.see.rpartition("#")
+    if setting.see.endswith(".md"):
+        return f" ([{setting.see.removesuffix('.md')}]({setting.see}))"
+    if file == "CONFIGURATION.md":
+        return f" ([below](#{place}))"
+    return f" ([SEMANTICS](SEMANTICS.md#{place}))" if place else ""
+
+
+def default_of(option: Described) -> str:
+    found = option.setting.shown_default
+    if not option.setting.kind.metavar:
+        return "off"
+    return f"`{found}`" if re.fullmatch(r"[A-Za-z][\w;.-]*", found) else found or "none"
+
+
+def setting_row(command: str, option: Described) -> str:
+    setting = option.setting
+    metavar = setting.kind.metavar
+    if setting.kind.words and setting.bare is None:
+        metavar = metavar.strip("[]")
+    term = f"{option.opts[0]} {metavar}".strip().replace("|", "\\|")
+    text, why = option.summary or "as for `mount`", option.why
+    if command == "mount":
+        text, why = setting.summary + seen(setting), setting.why
+        if setting.details and len(f"{text} {setting.details} {why}".split()) <= CELL_WORDS:
+            text = f"{setting.summary}: {setting.details}{seen(setting)}"
+    text = "; ".join(filter(None, (lowered(text), why)))
+    return f"| `{term}` | {default_of(option)} | {text} |"
+
+
+def options_table(name: str, old: str) -> str:
+    """The options of a command; the rows of those that are no settings stay as they are."""
+    kept = {
+        re.match(r"\| `(--?[\w-]+)", line)[1]: line for line in old.splitlines() if "`-" in line
+    }
+    lines = ["| Option | Default | What it does, and why the default |", "|---|---|---|"]
+    for option in COMMANDS[name].params:
+        if isinstance(option, click.Option) and not option.hidden:
+            if isinstance(option, Described) and option.setting is not None:
+                lines.append(setting_row(name, option))
+            else:
+                lines.append(next(kept[word] for word in option.opts if word in kept))
+    return "\n".join(lines) + "\n"
+
+
+def variables_table() -> str:
+    lines = ["| Variable | Default | What it is |", "|---|---|---|"]
+    for option in KNOWN.values():
+        if option.variable:
+            found = "" if option.variable in option.shown_default else option.shown_default
+            default = "off" if not option.kind.metavar and option.default is False else found
+            text = "; ".join(filter(None, (lowered(option.summary), option.why)))
+            lines.append(f"| `{option.variable}` | {default or 'none'} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def attributes_table() -> str:
+    lines = ["| About | Attributes |", "|---|---|"]
+    for group in Group:
+        names = [n for n, option in KNOWN.items() if option.tenants and option.group is group]
+        if names:
+            words = ", ".join(f"`{name.replace('_', '-')}`" for name in names)
+            lines.append(f"| {group[:1].lower()}{group[1:]} | {words} |")
+    return "\n".join(lines) + "\n"
+
+
+def has_table(name: str) -> bool:
+    """Whether a command has options, and is not one of the `cache` commands, which share a table."""
+    options = [o for o in COMMANDS[name].params if isinstance(o, click.Option)]
+    return bool(options) and name not in ("cache verify", "cache clear")
+
+
+Table = Callable[[str], str]
+TABLES: dict[Path, dict[str, Table]] = {
+    SEMANTICS: {"errnos": lambda _: errno_table(), "exits": lambda _: exit_table()},
+    CONFIGURATION: {
+        **{f"options of {n}": partial(options_table, n) for n in COMMANDS if has_table(n)},
+        "variables": lambda _: variables_table(),
+    },
+    KUBERNETES: {"attributes": lambda _: attributes_table()},
+}
+
+
+def with_tables(document: Path) -> str:
     """The document with every table as the code has it now."""
-    for name, make in TABLES.items():
-        block = re.compile(_BLOCK.format(name=name), re.DOTALL)
+    text = document.read_text()
+    for name, make in TABLES[document].items():
+        block = re.compile(_BLOCK.format(name=re.escape(name)), re.DOTALL)
         assert len(block.findall(text)) == 1, f"one place for the table {name}"
-        text = block.sub(lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text)
+        text = block.sub(lambda match, make=make: f"{match[1]}\n{make(match[2])}\n{match[3]}", text)
     return text
 
 
@@ -68,4 +180,5 @@ def member_docstrings(cls: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    SEMANTICS.write_text(with_tables(SEMANTICS.read_text()))
+    for document in TABLES:
+        document.write_text(with_tables(document))
