@@ -18,6 +18,7 @@ from aisfs.commands.options import (
     run,
     setting,
     settings,
+    taken,
     without_unset,
 )
 from aisfs.redaction import escaped
@@ -25,7 +26,7 @@ from aisfs.system import logs
 from aisfs.work.progress import transfer_columns
 
 if TYPE_CHECKING:
-    from aisfs.work.publishing import Report
+    from aisfs.work.publishing import IndexOptions, Report
 
 
 _SERVER_OPTIONS = ("endpoint", "files_from", "include", "exclude")
@@ -71,6 +72,7 @@ _MOST_LINES = 20
 )
 @click.option(
     "--label",
+    "labels",
     metavar="FROM",
     help="Publish these labels with the members: cls [default, where shards have it], txt or another"
     " extension, json:PATH; repeatable.",
@@ -93,17 +95,10 @@ _MOST_LINES = 20
 @settings("cache_size", "io_timeout")
 def index(
     sources: tuple[str, ...],
-    publish: bool,
-    publish_to: Path | None,
     move: bool,
-    check: bool,
     server: bool,
-    write_idx: tuple[str, ...],
-    label: tuple[str, ...] | None,
-    force: bool,
-    dry_run: bool,
     jobs: int,
-    **settings: object,
+    **given: object,
 ) -> int:
     """Publish the indexes of shards, so that no mount has to scan the shards.
 
@@ -117,49 +112,48 @@ def index(
     current, and 9 if a shard is damaged.
     """
     from aisfs.work import publishing
-    from aisfs.work.publishing import plan_index
+    from aisfs.work.publishing import IndexOptions, plan_index
 
     logs.configure("error", None, foreground=True)
-    given = without_unset(settings)
-    others = bool(publish or publish_to or write_idx or label or force)
+    options = taken(IndexOptions, given)
+    given = without_unset(given)
+    check, dry_run = options.check, options.dry_run
+    others = bool(
+        options.publish
+        or options.publish_to
+        or options.write_idx
+        or options.labels
+        or options.force
+    )
     if server:
         _take_only("--server", "--check", _SERVER_OPTIONS, others or move or dry_run, given)
         return _index_on_server(sources, given, jobs, check=check)
     if move:
         _take_only("--move", "--dry-run", _MOVE_OPTIONS, others or check, given)
         return _move(sources, given, jobs, dry_run=dry_run)
-    plan = plan_index(
-        sources,
-        publish=publish,
-        publish_to=publish_to,
-        check=check,
-        force=force,
-        dry_run=dry_run,
-        labels=label or (),
-        write_idx=write_idx,
-        settings=given,
-    )
+    plan = plan_index(sources, options, given)
     with _Bar(Console(stderr=True)) as bar:
+        report = run(partial(publishing.index_shards, plan, jobs=jobs, progress=bar))
+    _print_report(report, plan.options)
+    return _exit(report, check=check)
 
-        async def work() -> "Report":
-            return await publishing.index_shards(plan, jobs=jobs, progress=bar)
 
-        report = run(work)
+def _print_report(report: "Report", options: "IndexOptions") -> None:
+    check, dry_run, publish = options.check, options.dry_run, options.publish
     for name, reason in sorted(report.wanting.items()):
-        if check or (dry_run and plan.publish):
+        if check or (dry_run and publish):
             click.echo(_line(f"{name}: {reason}"))
     for place in report.written:
         if dry_run:
             click.echo(_line(f"would write {place}"))
     _complain(report)
-    click.echo(_summary(report, check=check, dry_run=dry_run, publish=plan.publish))
+    click.echo(_summary(report, check=check, dry_run=dry_run, publish=publish))
     if report.beside:
         click.echo(
             f"aisfs: {report.beside} indexes lie beside their shards, where other programs take them for data:"
             " aisfs index --move SOURCE",
             err=True,
         )
-    return _exit(report, check=check)
 
 
 def _take_only(
@@ -220,7 +214,7 @@ def _move(
     for name, reason in sorted(moved.left.items()):
         click.echo(f"aisfs: {_line(f'{name}: left there: {reason}')}", err=True)
     done = "would be moved" if dry_run else "moved"
-    there = f", of which it had {moved.dropped}" if moved.dropped else ""
+    there = f"; it had {moved.dropped} of them" if moved.dropped else ""
     click.echo(f"{len(moved.moved)} indexes {done} to {moved.bucket}{there}")
     return Exit.FAILURE if moved.left else Exit.OK
 

@@ -87,6 +87,7 @@ def _one_line(text: str) -> str:
     return escaped(" ".join(text.split()))
 
 
+T = TypeVar("T")
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
@@ -195,6 +196,11 @@ def with_switched_off(given: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in given.items() if name not in switches} | switched
 
 
+def taken(kind: type[T], given: dict[str, object]) -> T:
+    """Return the dataclass `kind` of those of the options that its fields name; the others stay in `given`."""
+    return kind(**{name: given.pop(name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
 def size_value(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     """Return the bytes of an option's value such as 1GiB: a callback of click."""
     if text is None or context.resilient_parsing:  # the shell completes, and wants no value
@@ -261,7 +267,6 @@ def start_logging(
     return own
 
 
-T = TypeVar("T")
 _ENDLESS = 1 << 20
 """Columns where there is no terminal: grep and awk want each row in one line."""
 

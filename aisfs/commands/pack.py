@@ -20,13 +20,14 @@ from aisfs.commands.options import (
     setting,
     settings,
     size_value,
+    taken,
     without_unset,
 )
 from aisfs.redaction import escaped
 from aisfs.system import logs
 
 if TYPE_CHECKING:
-    from aisfs.work.pack import PackPlan
+    from aisfs.work.pack import Packed, PackPlan
 
 _MOST_LINES = 20
 """Lines printed about single files, of which there may be millions."""
@@ -88,19 +89,10 @@ def _common_options(command: Command) -> Command:
 def pack(
     sources: tuple[str, ...],
     shards: str,
-    max_count: int,
-    max_size: int,
-    shuffle: int | None,
-    class_to: str | None,
     key_rule: str | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    hidden: bool,
-    replace: bool,
-    no_index: bool,
     jobs: int,
     dry_run: bool,
-    **settings: object,
+    **given: object,
 ) -> int:
     """Pack files into tar shards.
 
@@ -116,39 +108,36 @@ def pack(
     from aisfs.work import pack as packing
 
     logs.configure("warning", None, foreground=True)
-    given = without_unset(settings)
-    options = packing.PackOptions(
-        max_count=max_count,
-        max_size=max_size,
-        shuffle=shuffle,
-        class_to=class_to,
-        key_rule=KeyRule(key_rule) if key_rule else None,
-        include=include,
-        exclude=exclude,
-        hidden=hidden,
-        no_index=no_index,
-        replace=replace,
-    )
+    given["key_rule"] = KeyRule(key_rule) if key_rule else None
+    options = taken(packing.PackOptions, given)
+    given = without_unset(given)
     plan = run(partial(packing.plan_pack, sources, shards, given, options))
     _print_all(plan.tree.left_out, "left out: ")
     if dry_run:
-        for index, layout in enumerate(plan.layouts):
-            name = escaped(f"{plan.place}/{plan.names.name(index)}")
-            counts = f"{layout.samples} samples, {len(layout.files)} files, {layout.size} bytes"
-            click.echo(f"{name}: {counts}")
+        _print_layouts(plan)
     else:
-        packed = run(partial(packing.pack, plan, given, jobs, Console(stderr=True)))
-        removed = f", {packed.removed} older ones removed" if packed.removed else ""
-        click.echo(
-            f"{plan.samples} samples: {packed.written} shards written, "
-            f"{packed.kept} were there, {packed.size} bytes{removed}"
-        )
-        _print_all(packed.unindexed, "no index published: ")
-        if packed.others:
-            _print_all([_remaining(packed.others, str(plan.names))], "")
+        _print_packed(plan, run(partial(packing.pack, plan, given, jobs, Console(stderr=True))))
     _print_all(plan.notes, "")
     _print_classes(plan)
     return Exit.FAILURE if plan.tree.left_out else Exit.OK
+
+
+def _print_layouts(plan: "PackPlan") -> None:
+    for index, layout in enumerate(plan.layouts):
+        name = escaped(f"{plan.place}/{plan.names.name(index)}")
+        counts = f"{layout.samples} samples, {len(layout.files)} files, {layout.size} bytes"
+        click.echo(f"{name}: {counts}")
+
+
+def _print_packed(plan: "PackPlan", packed: "Packed") -> None:
+    removed = f", {packed.removed} older ones removed" if packed.removed else ""
+    click.echo(
+        f"{plan.samples} samples: {packed.written} shards written, "
+        f"{packed.kept} were there, {packed.size} bytes{removed}"
+    )
+    _print_all(packed.unindexed, "no index published: ")
+    if packed.others:
+        _print_all([_remaining(packed.others, str(plan.names))], "")
 
 
 def _remaining(others: list[str], names: str) -> str:

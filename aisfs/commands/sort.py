@@ -1,6 +1,7 @@
 """`aisfs sort`."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -8,6 +9,9 @@ from rich.console import Console
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import SOURCES, Exit, run, settings, size_value, without_unset
 from aisfs.system import logs
+
+if TYPE_CHECKING:
+    from aisfs.work.jobs import Ended
 
 INTERRUPTED = 130
 """What a shell reports after Ctrl-C."""
@@ -106,8 +110,11 @@ def sort(
         for line in run(partial(sorting.describe, plan, endpoint)):
             click.echo(line)
         return Exit.OK
-    console = Console(stderr=True)
-    ended = run(partial(sorting.sort, plan, endpoint, console, detach=detach))
+    ended = run(partial(sorting.sort, plan, endpoint, Console(stderr=True), detach=detach))
+    return _print_end(ended, target, detach=detach)
+
+
+def _print_end(ended: "Ended", target: str, *, detach: bool) -> int:
     job = ended.job
     if detach:
         click.echo(job.id)
