@@ -61,7 +61,7 @@ class KeyRule(StrEnum):
 
 
 class Join(StrEnum):
-    """Which samples are shown whose parts lie in several sources."""
+    """Which samples a mount of several sources shows, if each has some of their parts."""
 
     INNER = "inner"
     """Those that every source has."""

@@ -183,13 +183,13 @@ class _Json(_Printer):
 
 
 def _as_json(entry: "Entry") -> dict[str, Any]:
-    told: dict[str, Any] = {"name": entry.url, "kind": entry.kind.value}
+    row: dict[str, Any] = {"name": entry.url, "kind": entry.kind.value}
     if entry.info is not None:
-        told["size"] = entry.info.size
-        told["mtime"] = _utc(entry.info.mtime_ns) if entry.info.mtime_ns else None
-        told["version"] = entry.info.version or None
-        told["checksum"] = entry.info.checksum or None
-    return told
+        row["size"] = entry.info.size
+        row["mtime"] = _utc(entry.info.mtime_ns) if entry.info.mtime_ns else None
+        row["version"] = entry.info.version or None
+        row["checksum"] = entry.info.checksum or None
+    return row
 
 
 def _local(time_ns: int) -> str:

@@ -44,7 +44,7 @@ def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: obj
 
     Reads the shards and objects at or below each PATH once, through the mount. A SOURCE, such as
     ais://BUCKET/PREFIX/ or 'ais://BUCKET/train-{000..}.tar', needs no mount: the next mount with the
-    same --cache-dir finds it there.
+    same --cache-dir finds its data there.
     """
     from aisfs.work.warm import Summary, find_items, parse_words, warm, warm_place
 

@@ -1,4 +1,4 @@
-"""`aisfs config`: what options are set to, and by whom."""
+"""`aisfs config`: the values of options, and where each comes from."""
 
 import json
 from pathlib import Path

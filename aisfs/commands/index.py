@@ -169,7 +169,7 @@ def _take_only(
 def _index_on_server(
     sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, check: bool
 ) -> int:
-    """Have the cluster build its own indexes, and tell which shards have one then."""
+    """Have the cluster build its own indexes, and print which shards still have none."""
     from aisfs.work.jobs import build_shard_indexes
 
     endpoint = settings.pop("endpoint", None)
@@ -204,7 +204,7 @@ def _index_on_server(
 def _move(
     sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, dry_run: bool
 ) -> int:
-    """Move the indexes that lie beside shards, and tell what became of them."""
+    """Move the indexes that lie beside shards, and print what was moved."""
     from aisfs.work.moving_indexes import move_indexes
 
     moved = run(partial(move_indexes, sources, settings, jobs=jobs, dry_run=dry_run))

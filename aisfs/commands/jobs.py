@@ -43,14 +43,14 @@ def jobs(
         return Exit.FAILURE if job.failed else Exit.OK
 
     found = run(partial(cluster_jobs.list_jobs, endpoint, every=every))
-    told = [cluster_jobs.as_json(job) for job in found] if as_json else None
-    _print(told, [cluster_jobs.row_of(job) for job in found])
+    rows = [cluster_jobs.as_json(job) for job in found] if as_json else None
+    _print(rows, [cluster_jobs.row_of(job) for job in found])
     return Exit.OK
 
 
-def _print(told: list[dict[str, Any]] | None, rows: list[Any]) -> None:
-    if told is not None:
-        click.echo(json.dumps(told, indent=2))
+def _print(as_json: list[dict[str, Any]] | None, rows: list[Any]) -> None:
+    if as_json is not None:
+        click.echo(json.dumps(as_json, indent=2))
         return
     if not rows:
         click.echo("no jobs")

@@ -161,8 +161,8 @@ def cli() -> None:
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT, or that of a profile, and wait until its daemon has ended.
 
-    What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
-    and the next one of its source uploads the rest.
+    Files that were closed with `--write-back` and wait are uploaded first. If that fails, the mount still ends,
+    and the next mount of the same source uploads the rest.
     """
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.commands.profiles import mountpoint_of

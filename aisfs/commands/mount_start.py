@@ -172,7 +172,7 @@ class Opening:
             click.echo(line, err=True)
 
     def close(self) -> None:
-        """Remove the bar; tell a log that what took long is done."""
+        """Remove the bar; log that a start which took long is done."""
         told, self._told = self._told, False
         if self._bar is not None:
             self._bar.stop()
@@ -243,11 +243,11 @@ def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> 
     Args:
         plan: What to mount.
         reload: What SIGHUP does.
-        own_log: Where it logs if nobody said where.
+        own_log: The file that it logs to without `--log-file`.
     """
     opening = Opening(str(plan.source))
 
-    def told(message: "Message") -> None:
+    def receive(message: "Message") -> None:
         if "progress" in message:
             opening.show(message["progress"])
         elif "warning" in message:
@@ -257,7 +257,7 @@ def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> 
 
     try:
         with opening:
-            code, reason = daemon.detach(lambda reporter: _serve(plan, reporter, reload), told)
+            code, reason = daemon.detach(lambda reporter: _serve(plan, reporter, reload), receive)
             opening.complete = not code
     except KeyboardInterrupt:
         _clear(plan)

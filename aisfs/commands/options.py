@@ -79,7 +79,7 @@ def fail(reason: str, code: int) -> int:
 
 
 def warn(level: str, text: str) -> str:
-    """Return the line that tells of a warning or an error which did not end the command."""
+    """Return the line for a warning, or for an error that did not end the command."""
     return f"aisfs: {level}: {_one_line(text)}"
 
 
@@ -228,11 +228,11 @@ def jobs_option(explanation: str) -> Callable[[Command], Command]:
 def start_logging(
     settings: "LogSettings", *, foreground: bool, mountpoint: Path | None = None
 ) -> Path | None:
-    """Log as the settings say; return the file that a daemon logs to if nobody said where.
+    """Log as the settings say; return the file that a daemon logs to without `--log-file`.
 
     Args:
         settings: What, where, and in which form.
-        foreground: Whether to log to stderr if nobody said where.
+        foreground: Whether to log to stderr without `--log-file`.
         mountpoint: Of the daemon.
 
     Raises:

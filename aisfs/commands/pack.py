@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aisfs.work.pack import Packed, PackPlan
 
 _MOST_LINES = 20
-"""Lines printed about single files, of which there may be millions."""
+"""Most lines about single files: there may be millions of files."""
 
 
 def _common_options(command: Command) -> Command:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 @click.option("--upload", is_flag=True, help="Upload these files and forget them.")
 @click.option("--drop", is_flag=True, help="Remove these files for good.")
 @click.option("--all", "everything", is_flag=True, help="Upload or drop all files.")
-@click.option(
-    "--force", is_flag=True, help="Upload over an object that was changed by somebody else since."
-)
+@click.option("--force", is_flag=True, help="Upload even where the object has changed since.")
 @setting("staging_dir")
 def recover(
     names: tuple[str, ...],

@@ -627,7 +627,7 @@ def checked_url(name: str, url: str) -> str:
 
 
 def place_of(store: str) -> str:
-    """Return what tells a cloud from another with the same names of buckets; empty for the usual one."""
+    """Return what distinguishes a cloud from another with the same bucket names; empty for the usual one."""
     endpoint = endpoint_of(store)
     if store == "s3" and not endpoint and has_aws_profile():  # which may name an endpoint
         return f"profile {variable('AWS_PROFILE', 'AWS_DEFAULT_PROFILE') or 'default'}"
@@ -652,7 +652,7 @@ def google_project() -> str:
 
 
 def azure_account() -> str:
-    """Return whose containers are meant where none is named."""
+    """Return the storage account of containers that are named without one."""
     return variable("AZURE_STORAGE_ACCOUNT_NAME")
 
 

@@ -251,7 +251,7 @@ class Option(Generic[T]):
 
     kind: Kind[T]
     initial: T | Callable[[], T]
-    """The value if nobody sets it, or what returns that."""
+    """The default, or a function that returns it."""
     summary: str
     """A sentence without its end: what it does. `--help` shows it, with the default."""
     why: str = ""
@@ -292,7 +292,7 @@ class Option(Generic[T]):
 
     @property
     def default(self) -> T:
-        """The value if nobody sets it."""
+        """The value of the option if it is not set."""
         return self.initial() if callable(self.initial) else self.initial
 
     @property
