@@ -54,7 +54,7 @@ def ls(
 ) -> int:
     """List buckets, or what is in SOURCE, without mounting it.
 
-    Without SOURCE, these are all buckets. SOURCE is a bucket, a directory of one, an object or a local
+    Without SOURCE, it lists all buckets. SOURCE is a bucket, a directory of one, an object or a local
     directory; braces, globs and lists of shards stand for the keys they match. ais:// stands for the
     buckets of that provider.
     """
@@ -230,7 +230,7 @@ def rm(
     """Remove objects, and the published indexes of shards among them.
 
     SOURCE is as for `aisfs ls`: objects by name, braces and globs; with --recursive also directories and buckets,
-    which are emptied but stay. Nothing is removed before all of it was found.
+    which are emptied but stay. The command finds everything before it removes anything.
     """
     from aisfs.work.buckets import remove
 

@@ -25,7 +25,7 @@ def jobs(
 ) -> int:
     """List, watch and stop jobs of the cluster.
 
-    Without --all, these are sorts and the indexing of shards. After --watch, the exit code is 1 if the
+    Without --all, it lists sorts and the indexing of shards. After --watch, the exit code is 1 if the
     job was stopped or failed.
     """
     from aisfs.work import jobs as cluster_jobs

@@ -36,8 +36,7 @@ def recover(
     """List, upload or drop files that were written but never reached the store.
 
     NAME is an id or an object, as the list shows them. Files that a running mount is still writing
-    are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except over
-    an object that was changed since.
+    are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except where the object has changed since.
     """
     from aisfs.mount import recovery
     from aisfs.settings import WriteSettings
