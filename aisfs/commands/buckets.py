@@ -18,6 +18,7 @@ from aisfs.commands.options import (
     exit_code,
     fail,
     jobs_option,
+    own_option,
     run,
     setting,
     settings,
@@ -40,9 +41,18 @@ _SHORT = {"directory": "dir"}
 
 @click.command(cls=Documented)
 @click.argument("sources", metavar="[SOURCE…]", nargs=-1, shell_complete=complete_source)
-@click.option("-l", "--long", is_flag=True, help="Show size, time and kind of each entry.")
-@click.option("-R", "--recursive", is_flag=True, help="List the objects at any depth.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@own_option("-l, --long", "Show size in bytes, local time, and kind: bucket, dir, shard or object.")
+@own_option(
+    "-R, --recursive",
+    "List the objects at any depth, and no directories.",
+    "each directory is a request",
+)
+@own_option(
+    "--json",
+    "Print JSON, an entry a line.",
+    "`name`, `kind`, and of an object `size`, `mtime`, `version` and `checksum`",
+    name="as_json",
+)
 @settings("files_from", *STORE, "io_timeout")
 def ls(
     sources: tuple[str, ...],
@@ -202,7 +212,11 @@ def _utc(time_ns: int) -> str:
 
 @click.command(cls=Documented)
 @click.argument("buckets", metavar="BUCKET...", nargs=-1, required=True)
-@click.option("-p", "--exist-ok", is_flag=True, help="Accept buckets that exist already.")
+@own_option(
+    "-p, --exist-ok",
+    "Accept buckets that exist already.",
+    "off, since two users may have chosen the same name",
+)
 @settings("endpoint", "proxy", "io_timeout")
 def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
     """Make empty buckets.
@@ -219,8 +233,12 @@ def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
 
 @click.command(cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option("-r", "--recursive", is_flag=True, help="Remove all that is in directories, too.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
+@own_option(
+    "-r, --recursive",
+    "Remove all objects at and below directories, too.",
+    "off, since a slash too many is easily typed",
+)
+@own_option("-n, --dry-run", "Only print what would be removed.")
 @setting("index_bucket", why="where the indexes are that are removed along")
 @jobs_option("Objects removed at once.")
 @settings(*STORE, "io_timeout")

@@ -14,6 +14,7 @@ from aisfs.commands.options import (
     STORE,
     Exit,
     jobs_option,
+    own_option,
     print_parts,
     run,
     setting,
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 @click.command("warm", cls=Documented)
 @click.argument("words", nargs=-1, metavar="PATH|SOURCE...", shell_complete=complete_source)
-@click.option(
+@own_option(
     "--index-only",
-    is_flag=True,
-    help="Only index the members of shards; skip other objects.",
+    "Only find the members of shards; skip other objects.",
+    "shards without an index are scanned, and the bytes read are cached if there is room",
 )
-@jobs_option("Shards read at once.")
+@jobs_option("Shards and objects read at once; each is several requests.")
 @setting("files_from")
 @setting("endpoint", why="this and the following options are for a `SOURCE` only")
 @settings(*STORE[1:], "cache_dir", "cache_size", "io_timeout")

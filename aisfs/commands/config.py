@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 
 from aisfs.commands.guide import Documented, complete_profile
-from aisfs.commands.options import config_option, print_parts
+from aisfs.commands.options import config_option, own_option, print_parts
 from aisfs.errors import ConfigError, NoEndpoint
 from aisfs.redaction import shown
 
@@ -20,7 +20,7 @@ def group() -> None:
 @group.command(cls=Documented)
 @click.argument("profile", metavar="[@NAME]", required=False, shell_complete=complete_profile)
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@own_option("--json", "Print one JSON object instead of a table.", "for scripts", name="as_json")
 def show(profile: str | None, config: Path | None, as_json: bool) -> None:
     """Show the value of each option, and where it comes from; with @NAME, as that profile sets it."""
     from aisfs.settings import use_file

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
 
-from aisfs.commands.options import Described
+from aisfs.commands.options import Described, own_option
 
 
 class Example(NamedTuple):
@@ -227,13 +227,12 @@ def _help_all(context: click.Context, option: click.Parameter, given: bool) -> N
         context.exit()
 
 
-help_all_option = click.option(
+help_all_option = own_option(
     "--help-all",
-    is_flag=True,
+    "Show the rare options, too, and exit.",
     is_eager=True,
     expose_value=False,
     callback=_help_all,
-    help="Show the rare options, too, and exit.",
 )
 
 

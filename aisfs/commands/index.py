@@ -15,6 +15,7 @@ from aisfs.commands.options import (
     Exit,
     exit_code,
     jobs_option,
+    own_option,
     run,
     setting,
     settings,
@@ -37,50 +38,43 @@ _MOST_LINES = 20
 
 @click.command("index", cls=Documented)
 @click.argument("sources", nargs=-1, metavar="SOURCE...", shell_complete=complete_source)
-@click.option(
+@own_option(
     "--publish",
-    is_flag=True,
-    help="Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
+    "Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
     " elsewhere beside the shard.",
 )
-@click.option(
-    "--publish-to",
-    metavar="DIR",
+@own_option(
+    "--publish-to DIR",
+    "Store them below DIR on this machine, to be copied beside the shards: for web servers and Hugging Face.",
+    "see below",
     type=click.Path(path_type=Path),
-    help="Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
-    " Hugging Face.",
 )
-@click.option(
+@own_option(
     "--move",
-    is_flag=True,
-    help="Move the indexes that lie beside shards on AIStore into the bucket of indexes.",
+    "Move the indexes that lie beside shards on AIStore into the bucket of indexes.",
+    "see below",
 )
-@click.option(
-    "--check", is_flag=True, help="Print the shards without a current index; change nothing."
-)
-@click.option(
+@own_option("--check", "Print the shards whose index is missing, stale or damaged; change nothing.")
+@own_option(
     "--server",
-    is_flag=True,
-    help="Have AIStore build its own indexes, on all targets at once; with --check, only check them.",
+    "Have AIStore build its own indexes, on all targets at once; with --check, only check them.",
+    "plain tars only; see below",
 )
-@click.option(
-    "--write-idx",
-    metavar="FORMAT[=PATH]",
-    multiple=True,
-    help="Also write what other programs read, beside the shards or to PATH: wids (a list of shards"
-    " with their samples) or dali (an index of each shard); repeatable.",
-)
-@click.option(
-    "--label",
-    "labels",
-    metavar="FROM",
-    help="Publish these labels with the members: cls [default, where shards have it], txt or another"
-    " extension, json:PATH; repeatable.",
+@own_option(
+    "--write-idx FORMAT[=PATH]",
+    "Also write what other programs read, beside the shards or to PATH: wids (a list) or dali (an index of each); repeatable.",
+    "see below",
     multiple=True,
 )
-@click.option("--force", is_flag=True, help="Also build and publish what is current.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@jobs_option("Shards indexed at once.")
+@own_option(
+    "--label FROM",
+    "Publish these labels with the members: cls where shards have it, or an extension, or json:PATH; repeatable.",
+    name="labels",
+    multiple=True,
+)
+@own_option("--force", "Also build and publish what is current.")
+@own_option("--dry-run", "Only print what would be published and written, and why.")
+@jobs_option("Shards indexed at once; each is several requests.")
 @settings(*SOURCES, *STORE)
 @setting("index_bucket", why="made if it is missing; `''` publishes beside the shards")
 @setting("ignore_zeros", why="mounts use the index only with the same options")

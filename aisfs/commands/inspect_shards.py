@@ -17,6 +17,7 @@ from aisfs.commands.options import (
     Exit,
     exit_code,
     jobs_option,
+    own_option,
     print_parts,
     run,
     setting,
@@ -38,15 +39,14 @@ LINES_MAX = 20
 
 @click.command("inspect", cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@jobs_option("Shards read at once.")
-@click.option(
-    "--labels",
+@own_option("--json", "Print JSON instead of tables.", name="as_json")
+@jobs_option("Shards read at once; each is several requests.")
+@own_option(
+    "--labels N",
+    "Print the N most frequent labels; 0 reads none.",
+    "then of a zip only its directory is read",
     type=click.IntRange(0),
     default=TOP,
-    show_default=True,
-    metavar="N",
-    help="Print the N most frequent labels; 0 reads none.",
 )
 @settings(*SOURCES, *STORE, "ignore_zeros", "encoding")
 @setting("recursive", why="an inner tar counts as a member besides its own members")

@@ -9,17 +9,25 @@ from rich.console import Console
 from rich.table import Table
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, print_parts, run, setting
+from aisfs.commands.options import Exit, own_option, print_parts, run, setting
 from aisfs.redaction import shown
 from aisfs.system import logs
 
 
 @click.command(cls=Documented)
 @setting("endpoint")
-@click.option("--all", "every", is_flag=True, help="Show jobs of all kinds.")
-@click.option("--watch", metavar="ID", help="Show the progress of one job until it ends.")
-@click.option("--cancel", metavar="ID", help="Have the cluster stop a job.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@own_option("--all", "Show jobs of all kinds.", "those that aisfs never starts, too", name="every")
+@own_option(
+    "--watch ID",
+    "Show the progress of one job until it ends.",
+    "the exit code is 1 if it failed or was stopped; Ctrl-C ends only the watching",
+)
+@own_option(
+    "--cancel ID",
+    "Have the cluster stop a job.",
+    "the exit code is 1 if it has ended already or is unknown",
+)
+@own_option("--json", "Print JSON.", "for scripts", name="as_json")
 def jobs(
     endpoint: str | None, every: bool, watch: str | None, cancel: str | None, as_json: bool
 ) -> int:

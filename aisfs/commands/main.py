@@ -11,13 +11,7 @@ from click.shell_completion import CompletionItem
 
 from aisfs import __version__
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import (
-    Exit,
-    complete_directory,
-    exit_code,
-    fail,
-    warn,
-)
+from aisfs.commands.options import Exit, complete_directory, exit_code, fail, own_option, warn
 from aisfs.errors import AisfsError
 
 _HELPERS = ("mount.aisfs", "mount.fuse.aisfs")
@@ -157,7 +151,11 @@ def cli() -> None:
 
 @click.command(cls=Documented)
 @click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
-@click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
+@own_option(
+    "-z, --lazy",
+    "Detach now, even if it is busy.",
+    "off, since a program that uses it would not know",
+)
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT, or that of a profile, and wait until its daemon has ended.
 

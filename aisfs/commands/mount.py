@@ -18,6 +18,7 @@ from aisfs.commands.guide import Documented, complete_place, help_all_option
 from aisfs.commands.options import (
     Exit,
     config_option,
+    own_option,
     settings,
     start_logging,
     with_switched_off,
@@ -144,16 +145,19 @@ class _Mount(Documented):
 @click.argument("where", nargs=-1, metavar="[SOURCE…] MNT", shell_complete=complete_place)
 @settings(*(option.name for option in _IN_ORDER if option.typed))
 @click.option("--no-lane", is_flag=True, default=None, hidden=True)
-@click.option(
-    "--allow-other", is_flag=True, envvar="AISFS_ALLOW_OTHER", help="Give other users access."
+@own_option(
+    "--allow-other",
+    "Give other users access.",
+    "unless root mounts, `/etc/fuse.conf` must contain `user_allow_other`",
+    envvar="AISFS_ALLOW_OTHER",
 )
-@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
-@click.option(
-    "-o",
-    "options",
+@own_option("-f, --foreground", "Stay in the foreground, and log to stderr.")
+@own_option(
+    "-o OPT[,OPT]",
+    "Options of mount(8), and the options above as name=value.",
+    "see below",
+    name="options",
     multiple=True,
-    metavar="OPT[,OPT]",
-    help="Options of mount(8), and the options above as name=value.",
 )
 @click.option("--sloppy", is_flag=True, hidden=True)
 @click.option("--fake", is_flag=True, hidden=True)

@@ -111,6 +111,35 @@ class Described(click.Option):
         self.why, self.setting, self.summary = why, setting, summary
 
 
+def own_option(
+    words: str,
+    summary: str,
+    why: str = "",
+    *,
+    name: str = "",
+    **more: Any,  # noqa: ANN401
+) -> Decorator:
+    """Return an option that is no setting, but of one command.
+
+    Args:
+        words: Such as `-l, --long` or `--jobs N`; without a value, and a type, it is a flag.
+        summary: What `--help` says of it.
+        why: What docs/CONFIGURATION.md adds to that.
+        name: Of the parameter, if not the option's.
+        more: As click takes it.
+    """
+    *others, last = words.split(", ")
+    option, _, metavar = last.partition(" ")
+    names = [*others, option, *filter(None, (name,))]
+    flag = (
+        True if not metavar and "type" not in more else None
+    )  # with False, click lets the value be missing
+    more = {"is_flag": flag, "show_default": "default" in more, **more}
+    return click.option(
+        *names, cls=Described, metavar=metavar or None, help=summary, why=why, **more
+    )
+
+
 def setting(name: str, summary: str = "", why: str = "") -> Decorator:
     """Return the option that sets a setting.
 
@@ -131,8 +160,7 @@ def setting(name: str, summary: str = "", why: str = "") -> Decorator:
         setting=found,
         why=why,
         summary=summary,
-        is_flag=not kind.metavar,
-        default=None,
+        **({} if kind.metavar else {"is_flag": True, "default": None}),
         metavar=kind.metavar or None,
         type=click.Choice(kind.words, case_sensitive=not kind.any_case)
         if kind.words
@@ -175,12 +203,11 @@ SOURCES = ("include", "exclude", "files_from")
 LOGS = ("log_level", "log_file", "log_format")
 
 
-config_option = click.option(
-    "--config",
-    cls=Described,
+config_option = own_option(
+    "--config FILE",
+    "Configuration file [~/.config/aisfs/config.toml and /etc/aisfs/config.toml].",
+    "see [below](#configuration-files)",
     type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Configuration file [~/.config/aisfs/config.toml and /etc/aisfs/config.toml].",
 )
 
 
@@ -220,9 +247,7 @@ def without_unset(settings: Mapping[str, object]) -> dict[str, object]:
 
 def jobs_option(explanation: str) -> Callable[[Command], Command]:
     """Return the option `--jobs`."""
-    return click.option(
-        "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help=explanation
-    )
+    return own_option("--jobs N", explanation, "1 to 64", type=click.IntRange(1, 64), default=4)
 
 
 def start_logging(

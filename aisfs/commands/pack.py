@@ -16,6 +16,7 @@ from aisfs.commands.options import (
     Command,
     Exit,
     jobs_option,
+    own_option,
     run,
     setting,
     settings,
@@ -36,7 +37,7 @@ _MOST_LINES = 20
 def _common_options(command: Command) -> Command:
     command = jobs_option("Shards packed or unpacked at once.")(command)
     command = settings(*STORE, "io_timeout")(command)
-    return click.option("--dry-run", is_flag=True, help="Only print what would be done.")(command)
+    return own_option("--dry-run", "Only print which shards are meant.")(command)
 
 
 @click.command(cls=Documented)
@@ -44,32 +45,34 @@ def _common_options(command: Command) -> Command:
     "sources", metavar="SOURCE...", nargs=-1, required=True, shell_complete=complete_source
 )
 @click.argument("shards", metavar="SHARDS")
-@click.option(
-    "--max-count",
+@own_option(
+    "--max-count N",
+    "Most samples in a shard.",
+    "as webdataset's ShardWriter",
     type=click.IntRange(1),
     default=100_000,
-    show_default=True,
-    help="Most samples in a shard.",
 )
-@click.option(
-    "--max-size",
-    metavar="SIZE",
+@own_option(
+    "--max-size SIZE",
+    "Most bytes in a shard, unless a single sample is larger.",
+    "about webdataset's",
     default="3GiB",
-    show_default=True,
     callback=size_value,
-    help="Most bytes in a shard.",
 )
-@click.option("--shuffle", metavar="SEED", type=int, help="Shuffle the samples.")
-@click.option(
-    "--class-to",
-    metavar="EXT",
-    help="There is a directory for each class: add a member KEY.EXT with its number.",
+@own_option(
+    "--shuffle SEED",
+    "Shuffle the samples; the same seed gives the same order.",
+    "without it, by name",
+    type=int,
 )
-@click.option(
+@own_option(
+    "--class-to EXT", "There is a directory for each class: add a member KEY.EXT with its number."
+)
+@own_option(
     "--key-rule",
+    "Which part of a file's name is the key of its sample, as for aisfs mount [wds, and an error if it would merge samples].",
+    "see below",
     type=click.Choice([rule.value for rule in KeyRule]),
-    help="Which part of a file's name is the key of its sample; see aisfs mount"
-    " [wds, and an error if it would merge samples].",
 )
 @setting(
     "include",
@@ -77,13 +80,21 @@ def _common_options(command: Command) -> Command:
     why="by their path below `SOURCE`",
 )
 @setting("exclude", "No files that match GLOB; repeatable")
-@click.option("--hidden", is_flag=True, help="Pack names that start with a dot, too.")
-@click.option(
-    "--replace",
-    is_flag=True,
-    help="Remove older shards of these names once the new ones are there.",
+@own_option(
+    "--hidden",
+    "Pack names that start with a dot, too.",
+    "off, since no view and no webdataset reader shows them",
 )
-@click.option("--no-index", is_flag=True, help="Do not publish the indexes of the shards.")
+@own_option(
+    "--replace",
+    "Remove older shards of these names, and their indexes, once the new ones are there.",
+    "off, since they cannot be had back",
+)
+@own_option(
+    "--no-index",
+    "Do not publish the indexes of the shards.",
+    "an index takes some KB and spares every mount a scan ([SEMANTICS](SEMANTICS.md#published-indexes))",
+)
 @setting("index_bucket", why="in a directory and without AIStore, indexes lie beside the shards")
 @_common_options
 def pack(
@@ -167,9 +178,7 @@ def _print_classes(plan: "PackPlan") -> None:
 @click.command(cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--class-to", metavar="EXT", help="Leave out the members KEY.EXT that `aisfs pack` added."
-)
+@own_option("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
 @settings(*SOURCES)
 @_common_options
 def unpack(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, setting
+from aisfs.commands.options import Exit, own_option, setting
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.redaction import escaped
 from aisfs.system import logs
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 @click.command(cls=Documented)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--upload", is_flag=True, help="Upload these files and forget them.")
-@click.option("--drop", is_flag=True, help="Remove these files for good.")
-@click.option("--all", "everything", is_flag=True, help="Upload or drop all files.")
-@click.option("--force", is_flag=True, help="Upload even where the object has changed since.")
+@own_option(
+    "--upload",
+    "Upload these files and forget them.",
+    "refused if the object changed since it was opened",
+)
+@own_option("--drop", "Remove these files for good, or forget what is damaged.")
+@own_option("--all", "Upload or drop all files.", name="everything")
+@own_option("--force", "Upload even where the object has changed since.")
 @setting("staging_dir")
 def recover(
     names: tuple[str, ...],

@@ -5,30 +5,34 @@ from pathlib import Path
 import click
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import LOGS, settings, start_logging
+from aisfs.commands.options import LOGS, own_option, settings, start_logging
 
 
 @click.command(cls=Documented)
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
+@own_option(
+    "--host ADDRESS",
+    "Address to listen on.",
+    "loopback, since it knows no users",
+    default="127.0.0.1",
+)
+@own_option(
+    "--port N",
+    "Port, or 0 for a free one; the URL is printed.",
+    "as AIStore's local playground",
     type=click.IntRange(0, 65535),
     default=8080,
-    show_default=True,
-    help="Port; 0 picks a free one and prints it.",
 )
-@click.option(
+@own_option(
     "--traps",
-    is_flag=True,
-    help="Lose and hide data where a real AIStore would, to test clients against that.",
+    "Lose and hide data where a real AIStore would, to test clients against that.",
+    "imitates AIStore 5.0; never for data you want to keep",
 )
-@click.option(
-    "--allow-host",
-    "allow_hosts",
-    metavar="NAME",
+@own_option(
+    "--allow-host NAME",
+    "Also accept requests to this host name, besides addresses and localhost; repeatable.",
+    name="allow_hosts",
     multiple=True,
-    help="Also accept requests to this host name, besides addresses and localhost; repeatable.",
 )
 @settings(*LOGS)
 def serve(

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, complete_directory, output, print_parts
+from aisfs.commands.options import Exit, complete_directory, output, own_option, print_parts
 from aisfs.errors import MountError
 from aisfs.redaction import escaped
 from aisfs.work.display import duration_text, size_text
@@ -72,17 +72,16 @@ _mountpoint = click.argument(
 
 @click.command(cls=_Status)
 @_mountpoint
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option(
-    "--watch",
-    metavar="[S]",
+@own_option("--json", "Print one JSON object instead of a table.", "for scripts", name="as_json")
+@own_option(
+    "--watch [S]",
+    "Show it again every S seconds [2], until Ctrl-C, as `aisfs top` does.",
     type=_INTERVAL,
-    help="Show it again every S seconds [2], until Ctrl-C, as `aisfs top` does.",
 )
-@click.option(
+@own_option(
     "--fastpath-stats",
-    is_flag=True,
-    help="Also show which threads answered the kernel, and what was pushed into its page cache.",
+    "Also show which threads answered the kernel, and what became of pushed members.",
+    "see [SEMANTICS](SEMANTICS.md#pushed-members)",
 )
 @click.option("--lane-stats", is_flag=True, hidden=True)
 def status(
@@ -124,13 +123,12 @@ def status(
 
 @click.command(cls=Documented)
 @_mountpoint
-@click.option(
-    "--interval",
-    metavar="S",
+@own_option(
+    "--interval S",
+    "Seconds between two looks.",
+    "as of `watch`",
     type=_INTERVAL,
     default=EVERY_SECONDS,
-    show_default=True,
-    help="Seconds between two looks.",
 )
 def top(mountpoint: str | None, interval: float) -> None:
     """Show all mounts of this machine, or the one at MNT, again and again until Ctrl-C.

@@ -21,7 +21,7 @@ from aisfs.filesystem.errnos import ERRNOS
 from aisfs.settings.values import KNOWN, Group, Option
 from tests.docs.documents import CELL_WORDS, CONFIGURATION, KUBERNETES, SEMANTICS
 
-_BLOCK = r"(<!-- {name}: [^\n]*-->\n)(.*?)(<!-- end -->)"
+_BLOCK = r"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)"
 
 
 def errno_table() -> str:
@@ -84,39 +84,47 @@ def seen(setting: Option[object]) -> str:
 
 
 def default_of(option: Described) -> str:
-    found = option.setting.shown_default
-    if not option.setting.kind.metavar:
+    if option.is_flag:
         return "off"
-    return f"`{found}`" if re.fullmatch(r"[A-Za-z][\w;.-]*", found) else found or "none"
+    in_help = re.search(r"\[([^]]*)\]\.$", option.help or "")
+    found = str(option.default) if option.show_default else in_help[1] if in_help else ""
+    if option.setting is not None:
+        found = option.setting.shown_default
+    return f"`{found}`" if re.fullmatch(r"[A-Za-z/][\w;/.-]*", found) else found or "none"
 
 
-def setting_row(command: str, option: Described) -> str:
+def term_of(option: Described) -> str:
     setting = option.setting
-    metavar = setting.kind.metavar
-    if setting.kind.words and setting.bare is None:
+    context = click.Context(click.Command("aisfs"))
+    metavar = "" if option.is_flag else option.make_metavar(context)
+    if isinstance(option.type, click.Choice) and (setting is None or setting.bare is None):
         metavar = metavar.strip("[]")
-    term = f"{option.opts[0]} {metavar}".strip().replace("|", "\\|")
-    text, why = option.summary or "as for `mount`", option.why
-    if command == "mount":
-        text, why = setting.summary + seen(setting), setting.why
-        if setting.details and len(f"{text} {setting.details} {why}".split()) <= CELL_WORDS:
+    first, *others = sorted(option.opts, key=len, reverse=True)
+    terms = [f"{first} {metavar}".strip().replace("|", "\\|"), *others]
+    return ", ".join(f"`{term}`" for term in terms)
+
+
+def text_of(command: str, option: Described) -> str:
+    setting = option.setting
+    if setting is not None and command == "mount":
+        text = setting.summary + seen(setting)
+        if setting.details and len(f"{text} {setting.details} {setting.why}".split()) <= CELL_WORDS:
             text = f"{setting.summary}: {setting.details}{seen(setting)}"
-    text = "; ".join(filter(None, (lowered(text), why)))
-    return f"| `{term}` | {default_of(option)} | {text} |"
+        return "; ".join(filter(None, (lowered(text), setting.why)))
+    if setting is not None or (option.name == "config" and command != "mount"):
+        text, why = option.summary or "as for `mount`", option.why if setting else ""
+    else:
+        text, why = re.sub(r"( \[[^]]*\])?\.$", "", option.help or ""), option.why
+    return "; ".join(filter(None, (lowered(text), why)))
 
 
-def options_table(name: str, old: str) -> str:
-    """The options of a command; the rows of those that are no settings stay as they are."""
-    kept = {
-        re.match(r"\| `(--?[\w-]+)", line)[1]: line for line in old.splitlines() if "`-" in line
-    }
+def options_table(name: str) -> str:
     lines = ["| Option | Default | What it does, and why the default |", "|---|---|---|"]
-    for option in COMMANDS[name].params:
-        if isinstance(option, click.Option) and not option.hidden:
-            if isinstance(option, Described) and option.setting is not None:
-                lines.append(setting_row(name, option))
-            else:
-                lines.append(next(kept[word] for word in option.opts if word in kept))
+    lines += [
+        f"| {term_of(option)} | {default_of(option)} | {text_of(name, option)} |"
+        for option in COMMANDS[name].params
+        if isinstance(option, Described) and not option.hidden
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -147,14 +155,13 @@ def has_table(name: str) -> bool:
     return bool(options) and name not in ("cache verify", "cache clear")
 
 
-Table = Callable[[str], str]
-TABLES: dict[Path, dict[str, Table]] = {
-    SEMANTICS: {"errnos": lambda _: errno_table(), "exits": lambda _: exit_table()},
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    SEMANTICS: {"errnos": errno_table, "exits": exit_table},
     CONFIGURATION: {
         **{f"options of {n}": partial(options_table, n) for n in COMMANDS if has_table(n)},
-        "variables": lambda _: variables_table(),
+        "variables": variables_table,
     },
-    KUBERNETES: {"attributes": lambda _: attributes_table()},
+    KUBERNETES: {"attributes": attributes_table},
 }
 
 
@@ -164,7 +171,7 @@ def with_tables(document: Path) -> str:
     for name, make in TABLES[document].items():
         block = re.compile(_BLOCK.format(name=re.escape(name)), re.DOTALL)
         assert len(block.findall(text)) == 1, f"one place for the table {name}"
-        text = block.sub(lambda match, make=make: f"{match[1]}\n{make(match[2])}\n{match[3]}", text)
+        text = block.sub(lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text)
     return text
 
 

@@ -206,7 +206,17 @@ def test_version():
     assert re.search(r"\d+\.\d+\.\d+", done.stdout.decode())
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("--nonsense",), ("umount",), ("serve",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("--nonsense",),
+        ("umount",),
+        ("serve",),
+        ("jobs", "--watch"),
+        ("ls", "--endpoint"),
+    ],
+)
 def test_wrong_usage(arguments: tuple[str, ...]):
     done = aisfs(*arguments)
     assert done.returncode == 2
