@@ -163,10 +163,6 @@ def _read_word(words: type[E], value: object) -> E:
         raise ValueError(f"give {', '.join(others)} or {last}") from None
 
 
-def _show_number(number: float) -> str:
-    return str(number).removesuffix(".0")
-
-
 def _read_sized(least: int, value: object) -> int:
     size = parse_size(value)
     if size < least:
@@ -203,7 +199,7 @@ def whole(metavar: str = "N", least: int = 0) -> Kind[int]:
 
 def seconds(*, above: bool = False, finite: bool = False) -> Kind[float]:
     """Return the kind of times from 0, or above 0."""
-    return Kind(partial(_read_number, above, finite), "S", show=_show_number)
+    return Kind(partial(_read_number, above, finite), "S")
 
 
 def words(
