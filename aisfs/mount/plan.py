@@ -210,7 +210,7 @@ def plan_inspection(
         ConfigError: a source or an option makes no sense.
         SourceMissing: there is no such file or directory.
     """
-    if len(words) == 1 and not settings.keys() & ViewSettings.model_fields.keys():
+    if len(words) == 1 and not settings.keys() & ViewSettings.options.keys():
         place, only = _split_source(_parse_one(words[0], settings))
     else:
         place, only = read_shards(words, settings), None
@@ -299,7 +299,7 @@ def _split_source(source: Source) -> tuple[Source, str | None]:
 
 def load(kind: type[SettingsT], settings: Mapping[str, object]) -> SettingsT:
     """Return the settings of one kind among all that were given."""
-    return kind.load({name: v for name, v in settings.items() if name in kind.model_fields})
+    return kind.load({name: v for name, v in settings.items() if name in kind.options})
 
 
 def load_cluster(source: Source, settings: Mapping[str, object]) -> ClusterSettings:
@@ -364,7 +364,7 @@ def read_source(words: list[str], view: ViewSettings, given: Mapping[str, object
         keys=_key_filter(view),
         exists=existing(given, before_fork=True),
     )
-    options = sorted(view.model_fields_set)
+    options = sorted(view.typed)
     if isinstance(source, BucketSource | DirectorySource):
         options = [name for name in options if name not in ("include", "exclude")]
     if options and not isinstance(source, DatasetSource):

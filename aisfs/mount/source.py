@@ -268,7 +268,7 @@ async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
     if direct_store(source) != "web":
         return
     bucket = _bucket_of(source)
-    client = AISClient(cluster.model_copy(update={"endpoint": str(bucket)}))
+    client = AISClient(cluster.changed(endpoint=str(bucket)))
     try:
         found = await identify_endpoint(client)
     except AisfsError:  # what it said before is of more use

@@ -186,7 +186,7 @@ def open_store(
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)
         _refuse_certificate(bucket, cluster)
-    pays = "requester_pays" in cluster.model_fields_set and cluster.requester_pays
+    pays = "requester_pays" in cluster.typed and cluster.requester_pays
     kind = kind_of(bucket)
     if pays and not kind.may_charge:
         raise ConfigError(f"--requester-pays: {bucket}: only S3 and Google charge so")

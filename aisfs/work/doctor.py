@@ -265,7 +265,7 @@ def _token(settings: ClusterSettings) -> Check:
 
 
 def _origin(settings: ClusterSettings) -> Path | str | None:
-    if settings.token and settings.token.get_secret_value().strip():
+    if settings.token and settings.token.strip():
         return "AIS_AUTHN_TOKEN"
     if settings.authn_token_file:
         return settings.authn_token_file
@@ -700,7 +700,7 @@ def _load(
     kind: type[SettingsT], given: Mapping[str, object], checks: list[Check]
 ) -> SettingsT | None:
     try:
-        return kind.load({name: v for name, v in given.items() if name in kind.model_fields})
+        return kind.load({name: v for name, v in given.items() if name in kind.options})
     except ConfigError as error:
         problem = wrong("settings", str(error), "mend this option, variable or file")
         checks += [problem] if problem not in checks else []  # a file is that of all settings

@@ -15,7 +15,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -113,66 +113,70 @@ class Export:
         return cls(Format(name), place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlan(SourcePlan):
-    """What is to be indexed, and what becomes of the indexes."""
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """What `aisfs index` is to do, as it was typed."""
 
     publish: bool
     publish_to: Path | None
     """The directory of this machine that has the published indexes; None for where mounts look for them."""
     check: bool
     """Only look whether what is published is current."""
+    force: bool
+    dry_run: bool
+    labels: tuple[str, ...]
+    write_idx: tuple[str, ...]
+
+    def check_sense(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            ConfigError: some do.
+        """
+        if not (self.publish or self.check or self.write_idx):
+            raise ConfigError(
+                "say what to do: --publish, --publish-to DIR, --check, --move, --write-idx FORMAT or --server"
+            )
+        if self.check and (self.publish or self.write_idx or self.dry_run or self.force):
+            raise ConfigError("--check only looks: give it alone")
+        if self.force and not self.publish:
+            raise ConfigError("--force needs --publish")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexPlan(SourcePlan):
+    """What is to be indexed, and what becomes of the indexes."""
+
+    options: IndexOptions
     labels: tuple[LabelRule, ...]
     """Columns of labels that a published index must have; of the default only where there are any."""
     exports: tuple[Export, ...]
-    force: bool
-    dry_run: bool
 
 
 def plan_index(
-    words: Sequence[str],
-    *,
-    publish: bool,
-    publish_to: Path | None,
-    check: bool,
-    force: bool,
-    dry_run: bool,
-    labels: Sequence[str],
-    write_idx: Sequence[str],
-    settings: Mapping[str, object],
+    words: Sequence[str], options: IndexOptions, settings: Mapping[str, object]
 ) -> IndexPlan:
     """Return what the arguments and options of `aisfs index` ask for.
 
     Args:
         words: Each SOURCE as it was typed.
-        publish: Put indexes where mounts look for them.
-        publish_to: Put them into this directory instead.
-        check: Look whether they are there.
-        force: Build what is there already.
-        dry_run: Only say what would be done.
-        labels: Each `--label`.
-        write_idx: Each `--write-idx`.
+        options: The command's own options.
         settings: The other options that were given, by name of the setting.
 
     Raises:
         ConfigError: they contradict each other, or one of them makes no sense.
     """
-    publish = publish or (publish_to is not None and not check)
-    if not (publish or check or write_idx):
-        raise ConfigError(
-            "say what to do: --publish, --publish-to DIR, --check, --move, --write-idx FORMAT or --server"
-        )
-    if check and (publish or write_idx or dry_run or force):
-        raise ConfigError("--check only looks: give it alone")
-    if force and not publish:
-        raise ConfigError("--force needs --publish")
-    exports = tuple(map(Export.parse, write_idx))
+    if options.publish_to is not None:
+        publish, place = options.publish or not options.check, options.publish_to.absolute()
+        options = replace(options, publish=publish, publish_to=place)
+    options.check_sense()
+    exports = tuple(map(Export.parse, options.write_idx))
     tree = load(TreeSettings, {**settings, "scan": Scan.HEADERS})
     if exports and tree.recursive:
         raise ConfigError("--write-idx: not with --recursive, which other programs do not know")
     source = read_shards(words, settings)
     cluster = load_cluster(source, settings)
-    if publish and publish_to is None:
+    if options.publish and options.publish_to is None:
         refuse_read_only(source, cluster, "--publish without --publish-to DIR: ")
     if any(export.path is None for export in exports):
         refuse_read_only(source, cluster, "--write-idx without a PATH: ")
@@ -182,15 +186,11 @@ def plan_index(
         tree=tree,
         cache=load(CacheSettings, settings),
         only_indexes=True,
-        rescan=force,
+        rescan=options.force,
         view=ViewSpec(View.FLAT),
-        publish=publish,
-        publish_to=publish_to.absolute() if publish_to is not None else None,
-        check=check,
-        labels=_label_rules(labels),
+        options=options,
+        labels=_label_rules(options.labels),
         exports=exports,
-        force=force,
-        dry_run=dry_run,
     )
 
 
@@ -584,13 +584,13 @@ class _Work:
         Raises:
             AisfsError: one that would be the same for each shard.
         """
-        if self._plan.dry_run:
+        if self._plan.options.dry_run:
             for exporter in self._exporters:
                 self._report.written += exporter.targets()
             await self._index_all(jobs, progress)
             return
-        if self._plan.publish and self._plan.publish_to is not None:
-            make_directory("--publish-to", self._plan.publish_to)
+        if self._plan.options.publish and self._plan.options.publish_to is not None:
+            make_directory("--publish-to", self._plan.options.publish_to)
         for exporter in self._exporters:
             exporter.prepare()
         await self._index_all(jobs, progress)
@@ -621,14 +621,16 @@ class _Work:
         found = looked.index
         report.beside += looked.beside
         reason = await trio.to_thread.run_sync(self._wanting, found)
-        index = found.index if isinstance(found, PublishedIndex) and not plan.force else None
+        index = (
+            found.index if isinstance(found, PublishedIndex) and not plan.options.force else None
+        )
         if reason is None:
             report.current += 1
         else:
             report.wanting[self._name(at)] = reason
-        if plan.check or plan.dry_run:
+        if plan.options.check or plan.options.dry_run:
             return
-        if plan.publish and reason is not None:
+        if plan.options.publish and reason is not None:
             labels = found.labels if index is not None and isinstance(found, PublishedIndex) else {}
             index = await self._publish(shard, index, dict(labels))
         if self._exporters:
@@ -643,7 +645,7 @@ class _Work:
         """Return why an index has to be published; None if it has not. Runs in a worker thread."""
         if isinstance(found, str):
             return found
-        if self._plan.force:
+        if self._plan.options.force:
             return "forced"
         lacking = [
             rule
@@ -693,11 +695,11 @@ def _shelf(plan: IndexPlan, services: Services, shards: list[Shard]) -> Shelf:
     Raises:
         ConfigError: one directory cannot stand for all of theirs.
     """
-    if plan.publish_to is None:
+    if plan.options.publish_to is None:
         return Shelf(services.store, services.index_bucket)
     if len({shard.bucket for shard in shards}) > 1:
         raise ConfigError("--publish-to: shards of several buckets; publish them one by one")
-    directory = LocalStore(plan.publish_to)
+    directory = LocalStore(plan.options.publish_to)
     return Shelf(directory, elsewhere=directory.bucket, shards=common_directory(shards))
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.docs.documents import (
     ARCHITECTURE,
+    CELL_WORDS,
     CONFIGURATION,
     README,
     ROOT,
@@ -23,7 +24,6 @@ PAGES = [
     ROOT / "docs" / "MONITORING.md",
     ROOT / "docs" / "COMPARISON.md",
 ]
-CELL_WORDS = 25
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -65,21 +65,7 @@ async def reshuffle(
     sources = [SourceTar(s.bucket, s.info, s.name) for _, s in current]
     for source in sources:
         await _check_form(source, indexer, "--join" if view.shuffle is None else "--shuffle")
-    found: dict[int, MemberIndex] = {}
-
-    async def open_one(at: int) -> None:
-        bucket, info, _ = sources[at]
-        try:
-            found[at] = (await indexer.open(bucket, info)).index
-        except (Stale, NotFound) as error:
-            raise Stale(f"{bucket}/{info.key} changed meanwhile; mount again") from error
-        except Archived:
-            return
-        indexer.forget(bucket, info)  # it is needed once
-        progress.add(0)  # samples are counted when all shards are open
-
-    progress.begin(len(sources))
-    await open_each(range(len(sources)), open_one, indexer.at_once)
+    found = await _open_all(sources, indexer, progress)
     shards.leave_out([place for at, (place, _) in enumerate(current) if at not in found])
     opened = [current[at][1] for at in sorted(found)]
     sources, indexes = [sources[at] for at in sorted(found)], [found[at] for at in sorted(found)]
@@ -108,6 +94,32 @@ async def reshuffle(
             there.add(index, view)
         log.warning("%s", advise(view, progress.files, exclusions, there))
     return made, exclusions
+
+
+async def _open_all(
+    sources: Sequence[SourceTar], indexer: Indexer, progress: OpenProgress
+) -> dict[int, MemberIndex]:
+    """Return the indexes of shards by their numbers, without those that the store has only archived.
+
+    Raises:
+        Stale: one changed meanwhile.
+    """
+    found: dict[int, MemberIndex] = {}
+
+    async def open_one(at: int) -> None:
+        bucket, info, _ = sources[at]
+        try:
+            found[at] = (await indexer.open(bucket, info)).index
+        except (Stale, NotFound) as error:
+            raise Stale(f"{bucket}/{info.key} changed meanwhile; mount again") from error
+        except Archived:
+            return
+        indexer.forget(bucket, info)  # it is needed once
+        progress.add(0)  # samples are counted when all shards are open
+
+    progress.begin(len(sources))
+    await open_each(range(len(sources)), open_one, indexer.at_once)
+    return found
 
 
 def _list_samples(

@@ -43,7 +43,7 @@ def exchange(token: str, url: str) -> str:
         "Accept": "application/json",
     }
     # The certificate of this client is for the cluster alone.
-    settings = ClusterSettings.load({}).model_copy(update={"client_cert": None, "client_key": None})
+    settings = ClusterSettings.load({}).changed(client_cert=None, client_key=None)
     timeouts = (_SECONDS, _SECONDS)
     connections = ConnectionSet(url, tls_options(settings), timeouts, _as_it_is, _as_it_is)
     subject = f"token exchange at {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

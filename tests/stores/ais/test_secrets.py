@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from pydantic import SecretStr
 
 from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ObjectInfo
@@ -132,7 +131,7 @@ async def test_no_error_tells_a_secret(lines, said):
     for answer in answers():
         with scripted_server(cluster) as server:
             settings = ClusterSettings(
-                endpoint=server.endpoint, token=SecretStr(OWN), io_timeout=1, read_timeout=1
+                endpoint=server.endpoint, token=OWN, io_timeout=1, read_timeout=1
             )
             client = AISClient(settings)
             for error in await every_call(client):

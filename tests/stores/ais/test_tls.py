@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 import trio
-from pydantic import SecretStr
 
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket
@@ -138,7 +137,7 @@ async def test_token_of_an_upload_is_gone_after_a_plain_hop(certificate):
         scripted_server(refuses, context) as target,
         scripted_server(to(target.endpoint, "&pid=p&utm=x")) as plain,
     ):
-        options = {"client_ca": crt, "token": SecretStr("t")}
+        options = {"client_ca": crt, "token": "t"}
         async with connected(certificate, to(plain.endpoint), **options) as (client, proxy):
             with pytest.raises(AccessDenied):
                 await client.upload(Upload(B, "k", BytesContent(b"12345")))
