@@ -21,7 +21,10 @@ POD_TOKEN = "pod_token"
 """The secret of a volume that AIStore, or what exchanges it, gets."""
 CLOUD_TOKEN = "cloud_token"
 """The secret of a volume that a cloud gets."""
-_AWS, _AZURE = "sts.amazonaws.com", "api://AzureADTokenExchange"
+_AWS, _EKS = "sts.amazonaws.com", "pods.eks.amazonaws.com"
+_AZURE = "api://AzureADTokenExchange"
+EKS_AGENT = "http://169.254.170.23/v1/credentials"
+"""Where EKS Pod Identity gives credentials on every node, unless the operator names another place."""
 _WORD = re.compile(r"[A-Za-z0-9-]{1,64}")
 ATTRIBUTES: Mapping[str, tuple[str, re.Pattern[str], str]] = {
     "region": ("AWS_REGION", _WORD, ""),
@@ -29,6 +32,11 @@ ATTRIBUTES: Mapping[str, tuple[str, re.Pattern[str], str]] = {
         "AWS_ROLE_ARN",
         re.compile(r"arn:aws[a-z-]*:iam::\d+:role/[\w+=,.@/-]+"),
         _AWS,
+    ),
+    "aws_pod_identity": (
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        re.compile(r"true|on|yes|1", re.IGNORECASE),
+        _EKS,
     ),
     "azure_client_id": ("AZURE_CLIENT_ID", _WORD, _AZURE),
     "azure_tenant_id": ("AZURE_TENANT_ID", re.compile(r"[A-Za-z0-9.-]{1,253}"), _AZURE),
@@ -64,10 +72,12 @@ def parse_cloud(given: Mapping[str, str]) -> Cloud:
         variable, pattern, audience = ATTRIBUTES[name]
         if not pattern.fullmatch(value):
             raise ConfigError(f"{name.replace('_', '-')}: {value!r} is none")
-        cloud[variable] = value
+        cloud[variable] = EKS_AGENT if audience == _EKS else value
         audiences |= {audience} - {""}
     if len(audiences) > 1:
-        raise ConfigError("aws-role-arn and azure-client-id: a volume is in one cloud")
+        raise ConfigError(
+            "aws-role-arn, aws-pod-identity and azure-client-id: a volume has one identity"
+        )
     if _AZURE in audiences and not {"AZURE_CLIENT_ID", "AZURE_TENANT_ID"} <= cloud.keys():
         raise ConfigError("azure-client-id and azure-tenant-id belong together")
     return Cloud(cloud, next(iter(audiences), ""))

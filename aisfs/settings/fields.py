@@ -182,12 +182,13 @@ _OTHER_URLS = {
 }
 """Where the libraries ask for credentials, and what they panic about."""
 _PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "STORAGE_", "HF_", "HUGGING_FACE_")
+_POD_IDENTITY = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
 _CREDENTIALS = {
     "s3": (
         "AWS_ACCESS_KEY_ID",
         "AWS_WEB_IDENTITY_TOKEN_FILE",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        _POD_IDENTITY,
     ),
     "gs": (
         "STORAGE_EMULATOR_HOST",
@@ -200,6 +201,7 @@ _CREDENTIALS = {
     "az": (
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
         "AZURE_STORAGE_SAS_TOKEN",
         "AZURE_STORAGE_SAS_KEY",
         "AZURE_STORAGE_TOKEN",
@@ -216,6 +218,7 @@ _SECRETS = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
     "AZURE_STORAGE_SAS_TOKEN",
     "AZURE_STORAGE_SAS_KEY",
     "AZURE_STORAGE_TOKEN",
@@ -223,8 +226,22 @@ _SECRETS = (
     "AZURE_STORAGE_CLIENT_SECRET",
 )
 _PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
-_TOKEN_FILES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AZURE_FEDERATED_TOKEN_FILE")
+_TOKEN_FILES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
 """Have the token of a workload; read again whenever credentials are asked for."""
+_IDENTITIES = (
+    "AWS_ROLE_ARN",
+    "AZURE_CLIENT_ID",
+    "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_TENANT_ID",
+    "AZURE_STORAGE_TENANT_ID",
+    "AZURE_AUTHORITY_ID",
+    "AZURE_STORAGE_AUTHORITY_ID",
+)
+"""What such a token is for."""
 _SECRET_FILES = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
@@ -347,7 +364,9 @@ def use_identity(variables: Mapping[str, str], token_file: str) -> None:
     if not token_file:
         set_variables(variables, ())
         return
-    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES}
+    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES, *_IDENTITIES}
+    if _POD_IDENTITY in variables and (url := variable(_POD_IDENTITY)):
+        variables = {**variables, _POD_IDENTITY: url}  # the operator's own
     set_variables({**variables, **dict.fromkeys(_TOKEN_FILES, token_file)}, others)
 
 

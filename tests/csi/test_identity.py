@@ -265,17 +265,33 @@ class Amazon(Cloud):
         )
 
 
+class PodIdentity(Amazon):
+    """Amazon with the agent of EKS Pod Identity, which takes the bare token and speaks plain HTTP."""
+
+    def do_GET(self) -> None:
+        if self.path != "/v1/credentials":
+            super().do_GET()
+            return
+        self.shown.append(self.headers["Authorization"])
+        end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        said = {"AccessKeyId": "ROLE", "SecretAccessKey": "S", "Token": "T", "Expiration": end}
+        self.answer(json.dumps(said), "application/json")
+
+
 @contextmanager
 def running_cloud(kind: type[Cloud], certificate: tuple[Path, Path]) -> Iterator[str]:
-    """Run a cloud with TLS, which libraries demand for what is secret; yield its URL."""
+    """Run a cloud, with TLS where libraries demand it for what is secret; yield its URL."""
     kind.shown, kind.came = [], []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+    scheme = "http"
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        if kind is not PodIdentity:
+            scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"https://127.0.0.1:{server.server_port}"
+            yield f"{scheme}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
 
@@ -285,16 +301,27 @@ CLOUDS = {
     "azure": (
         Azure, "az+direct://account/container", "api://AzureADTokenExchange", r"Bearer azure-\d+",
         {"azure-client-id": "client-1", "azure-tenant-id": "tenant-1"},
-        ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_ENDPOINT"),
-        {"AZURE_STORAGE_ACCOUNT_KEY": "bm9kZQ==", "AZURE_CLIENT_SECRET": "of-the-node"},
+        {"AZURE_AUTHORITY_HOST": "", "AZURE_STORAGE_ENDPOINT": ""},
+        {
+            "AZURE_STORAGE_MASTER_KEY": "bm9kZQ==", "AZURE_CLIENT_SECRET": "of-the-node",
+            "AZURE_STORAGE_CLIENT_ID": "of-the-node",
+        },
     ),
     "amazon": (
         Amazon, "s3+direct://pets", "sts.amazonaws.com", r"AWS4-HMAC-SHA256 Credential=ROLE/\d+/eu-west-1/s3/.*",
         {"aws-role-arn": ROLE, "region": "eu-west-1"},
-        ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_STS"),
+        {"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_STS": ""},
         {"AWS_ACCESS_KEY_ID": "NODE", "AWS_SECRET_ACCESS_KEY": "of-the-node", "AWS_PROFILE": "node"},
     ),
+    "pod identity": (
+        PodIdentity, "s3+direct://pets", "pods.eks.amazonaws.com", r"AWS4-HMAC-SHA256 Credential=ROLE/.*",
+        {"aws-pod-identity": "true", "region": "eu-west-1"},
+        {"AWS_ENDPOINT_URL": "", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "/v1/credentials"},
+        {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/node", "AWS_WEB_IDENTITY_TOKEN_FILE": "/dev/null"},
+    ),
 }  # fmt: skip
+"""Of each: its source, the audience, whose requests are, what a volume says, where the mounter finds the cloud, and as whom it
+would itself."""
 
 
 @pytest.mark.parametrize("name", CLOUDS)
@@ -304,7 +331,8 @@ def test_a_cloud_knows_the_pod_and_not_the_mounter(tmp_path: Path, name: str):
     with running_cloud(cloud, (crt, key)) as url, running_kubelet() as kubelet:
         for process in ("driver", "mounter"):
             kubelet.end(process)
-        kubelet.start("mounter", AIS_CLIENT_CA=str(crt), **dict.fromkeys(urls, url), **own)
+        urls = {variable: f"{url}{path}" for variable, path in urls.items()}
+        kubelet.start("mounter", AIS_CLIENT_CA=str(crt), **urls, **own)
         kubelet.start("driver", "--allow-scheme", source.partition(":")[0])
         target = kubelet.place / "pods" / "v"
         tokens = [
@@ -350,6 +378,10 @@ def test_what_a_volume_gets_of_the_tokens_of_its_pod():
     found = volume(tokens, {"token": "t"}, aws_role_arn=ROLE, region="eu-west-1")
     assert found.secrets == {"token": "t", "cloud_token": "x.y.z"}
     assert found.cloud.variables == {"AWS_ROLE_ARN": ROLE, "AWS_REGION": "eu-west-1"}
+    found = volume({**tokens, "pods.eks.amazonaws.com": "p.o.d"}, aws_pod_identity="True")
+    assert found.secrets["cloud_token"] == "p.o.d"
+    agent = "http://169.254.170.23/v1/credentials"
+    assert found.cloud.variables == {"AWS_CONTAINER_CREDENTIALS_FULL_URI": agent}
     # Kubernetes 1.35 hands them over as secrets, if the CSIDriver says so.
     text = json.dumps(
         {"aistore": {"token": "a.b.c", "expirationTimestamp": "2126-01-01T00:00:00Z"}}
@@ -366,7 +398,10 @@ def test_what_a_volume_gets_of_the_tokens_of_its_pod():
         ({"aws_role_arn": "role/pets"}, "aws-role-arn: "),
         ({"azure_client_id": "c"}, "belong together"),
         ({"azure_client_id": "c", "azure_tenant_id": "a/../b"}, "azure-tenant-id: "),
-        ({"azure_client_id": "c", "azure_tenant_id": "t", "aws_role_arn": ROLE}, "one cloud"),
+        ({"azure_client_id": "c", "azure_tenant_id": "t", "aws_role_arn": ROLE}, "one identity"),
+        ({"aws_pod_identity": "http://evil.example/"}, "aws-pod-identity: "),
+        ({"aws_pod_identity": "true", "aws_role_arn": ROLE}, "one identity"),
+        ({"aws_pod_identity": "true"}, "for the audience pods.eks.amazonaws.com"),
         ({"aws_role_arn": ROLE}, "for the audience sts.amazonaws.com"),
     ],
 )
