@@ -439,7 +439,8 @@ def _serve(
     try:
         check_endpoint(volume)
         kept = Secrets(device).keep(_final(volume.secrets))
-        fields.use_identity(volume.cloud.variables, kept.pop(CLOUD_TOKEN, ""))
+        token_file = kept.pop(CLOUD_TOKEN, "")
+        fields.use_identity(volume.cloud.variables_for(token_file), token_file)
         settings = {**volume.settings, **kept}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)
@@ -468,6 +469,8 @@ def _final(secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 def _about_token(volume: Volume) -> str:
+    if CLOUD_TOKEN in volume.secrets:
+        return " (in Kubernetes: the cloud gives the service account of the pod no access)"
     if POD_TOKEN in volume.secrets:
         return " (in Kubernetes: it is the token of the pod's service account that is refused)"
     if TOKEN in volume.secrets:

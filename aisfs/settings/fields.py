@@ -322,6 +322,62 @@ def google_project() -> str:
     return project
 
 
+class TokenFile(msgspec.Struct):
+    """Where the token of a workload is; only a file is read, though Google's own libraries ask other places, too."""
+
+    file: str
+    format: dict[str, str] = {}
+
+
+class Federation(msgspec.Struct, tag_field="type", tag="external_account"):
+    """How Google knows a workload by the token of another issuer: a file as `gcloud iam workload-identity-pools` writes it."""
+
+    audience: str
+    token_url: str
+    credential_source: TokenFile
+    subject_token_type: str = "urn:ietf:params:oauth:token-type:jwt"
+    service_account_impersonation_url: str = ""
+    """Of the service account that the workload acts as; empty if buckets know the workload itself."""
+
+    def token(self) -> str:
+        """Return the token of the workload as it is now."""
+        text = Path(self.credential_source.file).read_text().strip()
+        field = self.credential_source.format.get("subject_token_field_name", "")
+        return str(json.loads(text)[field]) if field else text
+
+
+def google_federation() -> Federation | None:
+    """Return how Google knows this process by the token of another issuer; None if it does not.
+
+    Raises:
+        ConfigError: the file that says it is of no use.
+    """
+    path = variable("GOOGLE_APPLICATION_CREDENTIALS")
+    try:
+        text = Path(path).read_bytes() if path else b""
+    except OSError:
+        return None  # obstore says so
+    if not path or b"external_account" not in text:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=Federation)
+        for url in (found.token_url, found.service_account_impersonation_url or found.token_url):
+            checked_url("a URL in GOOGLE_APPLICATION_CREDENTIALS", url)
+        return found
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"GOOGLE_APPLICATION_CREDENTIALS {path}: of external_account only the kind with a token in a file is read: {error}"
+        ) from None
+
+
+def google_services() -> tuple[str, str]:
+    """Return the URLs of Google's services that exchange tokens, and that act as service accounts."""
+    names = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS"
+    usual = "https://sts.googleapis.com", "https://iamcredentials.googleapis.com"
+    sts, iam = (variable(name) or url for name, url in zip(names, usual, strict=True))
+    return sts.rstrip("/"), iam.rstrip("/")
+
+
 def azure_account() -> str:
     """Return whose containers are meant where none is named."""
     return variable("AZURE_STORAGE_ACCOUNT_NAME")

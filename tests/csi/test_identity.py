@@ -200,6 +200,7 @@ def test_tokens_are_exchanged_where_the_operator_says(tmp_path: Path):
             assert not any(token in seen for token in (of_pod, "a-client-secret", *issuer.issued))
 
 
+REFUSED = "eyJhbGciOiJSUzI1NiJ9.refused.signature"
 WHEN = "2025-07-01T10:00:00.000Z"
 
 
@@ -218,6 +219,15 @@ class Cloud(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
+    def show(self, token: str) -> bool:
+        """Take the token of a pod; answer that it is refused, if it is."""
+        self.shown.append(token)
+        if token == REFUSED:
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        return token != REFUSED
+
     def form(self) -> dict[str, str]:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         query = parse_qs(f"{self.path.partition('?')[2]}&{body}")
@@ -231,7 +241,8 @@ class Azure(Cloud):
     def do_POST(self) -> None:
         form = self.form()
         assert (self.path, form["client_id"]) == ("/tenant-1/oauth2/v2.0/token", "client-1")
-        self.shown.append(form["client_assertion"])
+        if not self.show(form["client_assertion"]):
+            return
         said = {"access_token": f"azure-{len(self.shown)}", "expires_in": 1, "token_type": "Bearer"}
         self.answer(json.dumps(said), "application/json")
 
@@ -248,7 +259,8 @@ class Amazon(Cloud):
     def do_POST(self) -> None:
         form = self.form()
         assert (form["Action"], form["RoleArn"]) == ("AssumeRoleWithWebIdentity", ROLE)
-        self.shown.append(form["WebIdentityToken"])
+        if not self.show(form["WebIdentityToken"]):
+            return
         end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         result = "AssumeRoleWithWebIdentityResult"
         self.answer(
@@ -272,10 +284,40 @@ class PodIdentity(Amazon):
         if self.path != "/v1/credentials":
             super().do_GET()
             return
-        self.shown.append(self.headers["Authorization"])
+        if not self.show(self.headers["Authorization"]):
+            return
         end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         said = {"AccessKeyId": "ROLE", "SecretAccessKey": "S", "Token": "T", "Expiration": end}
         self.answer(json.dumps(said), "application/json")
+
+
+class Google(Cloud):
+    """Its services that exchange tokens and act as service accounts, and its storage."""
+
+    def do_POST(self) -> None:
+        if self.path == "/v1/token":
+            form = self.form()
+            if not self.show(form.pop("subject_token")):
+                return
+            assert form == {
+                "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
+                "audience": f"//iam.googleapis.com/{PROVIDER}",
+                "scope": "https://www.googleapis.com/auth/cloud-platform",
+                "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
+                "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            }
+            said = {"access_token": f"federated-{len(self.shown)}", "expires_in": 1}
+            kind = "urn:ietf:params:oauth:token-type:access_token"
+            self.answer(json.dumps({**said, "issued_token_type": kind, "token_type": "Bearer"}))
+            return
+        assert self.path == f"/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"
+        assert self.headers["Authorization"] == f"Bearer federated-{len(self.shown)}"
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["scope"] == ["https://www.googleapis.com/auth/cloud-platform"]
+        end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.answer(json.dumps({"accessToken": f"account-{len(self.shown)}", "expireTime": end}))
+
+    do_GET = Amazon.do_GET  # Google's storage speaks this XML, too
 
 
 @contextmanager
@@ -297,6 +339,12 @@ def running_cloud(kind: type[Cloud], certificate: tuple[Path, Path]) -> Iterator
 
 
 ROLE = "arn:aws:iam::123456789012:role/pets"
+PROVIDER = "projects/123/locations/global/workloadIdentityPools/pool/providers/kubernetes"
+ACCOUNT = "pets@project.iam.gserviceaccount.com"
+_OF_GOOGLE = (
+    {"GOOGLE_BASE_URL": "", **dict.fromkeys((f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}" for name in ("STS", "IAMCREDENTIALS")), "/")},
+    {"GOOGLE_SERVICE_ACCOUNT_KEY": "of-the-node", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"},
+)  # fmt: skip
 CLOUDS = {
     "azure": (
         Azure, "az+direct://account/container", "api://AzureADTokenExchange", r"Bearer azure-\d+",
@@ -312,6 +360,14 @@ CLOUDS = {
         {"aws-role-arn": ROLE, "region": "eu-west-1"},
         {"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_STS": ""},
         {"AWS_ACCESS_KEY_ID": "NODE", "AWS_SECRET_ACCESS_KEY": "of-the-node", "AWS_PROFILE": "node"},
+    ),
+    "google": (
+        Google, "gs+direct://pets", f"https://iam.googleapis.com/{PROVIDER}", r"Bearer federated-\d+",
+        {"google-provider": PROVIDER}, *_OF_GOOGLE,
+    ),
+    "google's service account": (
+        Google, "gs+direct://pets", f"https://iam.googleapis.com/{PROVIDER}", r"Bearer account-\d+",
+        {"google-provider": PROVIDER, "google-service-account": ACCOUNT}, *_OF_GOOGLE,
     ),
     "pod identity": (
         PodIdentity, "s3+direct://pets", "pods.eks.amazonaws.com", r"AWS4-HMAC-SHA256 Credential=ROLE/.*",
@@ -356,7 +412,24 @@ def test_a_cloud_knows_the_pod_and_not_the_mounter(tmp_path: Path, name: str):
         code, said = refusal(kubelet.publish, target, source, **who)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert f"no token of the pod for the audience {audience}" in said
-        assert not any(token in kubelet.log() for token in tokens)
+        code, said = refusal(kubelet.publish, target, source, tokens={audience: REFUSED}, **who)
+        assert code is grpc.StatusCode.PERMISSION_DENIED, said
+        assert "the cloud gives the service account of the pod no access" in said
+        assert not any(token in kubelet.log() for token in (*tokens, REFUSED))
+
+
+def test_a_token_service_that_is_away_is_no_refusal():
+    with running_kubelet() as kubelet:
+        for process in ("driver", "mounter"):
+            kubelet.end(process)
+        kubelet.start("mounter", CLOUDSDK_API_ENDPOINT_OVERRIDES_STS="http://127.0.0.1:1")
+        kubelet.start("driver", "--allow-scheme", "gs+direct")
+        tokens = {f"https://iam.googleapis.com/{PROVIDER}": "x.y.z"}
+        who = {"google-provider": PROVIDER, "io-timeout": 2}
+        target = kubelet.place / "pods" / "v"
+        code, said = refusal(kubelet.publish, target, "gs+direct://pets", tokens=tokens, **who)
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "token exchange at http://127.0.0.1:1/v1/token: " in said
 
 
 AWS = {"sts.amazonaws.com": "x.y.z"}
@@ -400,6 +473,16 @@ def test_what_a_volume_gets_of_the_tokens_of_its_pod():
         ({"azure_client_id": "c", "azure_tenant_id": "a/../b"}, "azure-tenant-id: "),
         ({"azure_client_id": "c", "azure_tenant_id": "t", "aws_role_arn": ROLE}, "one identity"),
         ({"aws_pod_identity": "http://evil.example/"}, "aws-pod-identity: "),
+        ({"google_provider": "pool/providers/x"}, "google-provider: "),
+        ({"google_service_account": ACCOUNT}, "needs google-provider"),
+        (
+            {"google_provider": PROVIDER, "google_service_account": "x/../y"},
+            "google-service-account: ",
+        ),
+        (
+            {"google_provider": PROVIDER},
+            "for the audience https://iam.googleapis.com/projects/123/",
+        ),
         ({"aws_pod_identity": "true", "aws_role_arn": ROLE}, "one identity"),
         ({"aws_pod_identity": "true"}, "for the audience pods.eks.amazonaws.com"),
         ({"aws_role_arn": ROLE}, "for the audience sts.amazonaws.com"),
