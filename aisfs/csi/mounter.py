@@ -262,14 +262,19 @@ class _Ends:
 
     def reap(self) -> None:
         """Note the end of each child that has ended."""
-        with suppress(ChildProcessError):
-            while (
-                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            ) is not None:
-                found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
-                if found is not None:
-                    self._note(int(found[1]), ended)
-                os.waitpid(ended.si_pid, 0)
+        # Else the next end would be noted in the midst of this, and its process gone when this looks at it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:
+            with suppress(ChildProcessError):
+                while (
+                    ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                ) is not None:
+                    found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
+                    if found is not None:
+                        self._note(int(found[1]), ended)
+                    os.waitpid(ended.si_pid, 0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _note(self, device: int, ended: os.waitid_result) -> None:
         self.killed.pop(device, None)
@@ -319,8 +324,28 @@ def run(path: Path) -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                if os.fork() == 0:
+                try:
+                    child = os.fork()
+                except OSError as error:  # the volumes that there are go on
+                    _refuse(connection, _no_process(error))
+                    continue
+                if child == 0:
                     _answer(connection, listener, ends)
+
+
+def _refuse(connection: socket.socket, answer: Answer) -> None:
+    """Answer a question without a look at it; it is read, since the driver would see a reset otherwise."""
+    with suppress(OSError):
+        connection.settimeout(_CONNECT_SECONDS)
+        _, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
+        for fd in descriptors:
+            os.close(fd)
+        connection.send(msgspec.json.encode(answer))
+
+
+def _no_process(error: OSError) -> Answer:
+    log.error("no process for a volume: %s", error.strerror)
+    return Answer(Code.RESOURCE_EXHAUSTED, f"the mounter can start no process: {error.strerror}")
 
 
 def _end(number: int, frame: "FrameType | None") -> None:
@@ -416,6 +441,8 @@ def _start(device: int, volume: Volume, fd: int) -> Answer:
         code, reason = daemon.detach(
             lambda reporter: _serve(device, volume, fd, sharers, reporter), keep_stderr=True
         )
+    except OSError as error:
+        return _no_process(error)
     except KeyboardInterrupt:
         return Answer(
             Code.UNAVAILABLE,
