@@ -35,6 +35,7 @@ from aisfs.csi.volumes import (
     check_endpoint,
     check_plan,
     code_of,
+    shortened,
 )
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.mount import run as mounts
@@ -191,9 +192,16 @@ class Mounter:
             raise VolumeError(Code.UNAVAILABLE, f"mounter {self._path}: ended before it answered")
         try:
             return msgspec.json.decode(answer, type=kind)
-        except msgspec.MsgspecError:
-            said = msgspec.json.decode(answer, type=Answer)
-            raise VolumeError(said.code, said.reason) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise _refusal(answer) from None
+
+
+def _refusal(answer: bytes) -> VolumeError:
+    try:
+        said = msgspec.json.decode(answer, type=Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        said = Answer(Code.INTERNAL, "the answer of the mounter makes no sense: update both")
+    return VolumeError(said.code, said.reason)
 
 
 def _wait(connection: socket.socket, given_up: Callable[[], bool]) -> None:
@@ -425,7 +433,8 @@ def _daemons() -> dict[int, int]:
 
 def _start(device: int, volume: Volume, fd: int) -> Answer:
     """Start the daemon of a volume, and kill it if it is not ready in time."""
-    log.info("serving %s", " ".join(volume.sources))
+    named = shortened(" ".join(volume.sources))
+    log.info("serving %s", named)
     siblings = f"{os.getppid()}/task/{os.getppid()}"
 
     def sharers() -> int:
@@ -446,7 +455,7 @@ def _start(device: int, volume: Volume, fd: int) -> Answer:
     except KeyboardInterrupt:
         return Answer(
             Code.UNAVAILABLE,
-            f"{' '.join(volume.sources)}: not ready within {OPEN_SECONDS:g} s; with the attribute"
+            f"{named}: not ready within {OPEN_SECONDS:g} s; with the attribute"
             " lazy a view is mounted before all of its shards are open",
         )
     finally:
@@ -475,9 +484,10 @@ def _serve(
         mounts.check(plan)
         trio.run(mounts.run, plan, reporter, warnings)
     except AisfsError as error:
-        log.error("%s", error)
-        text = f"{error}{_about_token(volume)}" if isinstance(error, AccessDenied) else str(error)
+        text = _IN_MEMORY.sub("of the volume's secret", str(error))
+        text = f"{text}{_about_token(volume)}" if isinstance(error, AccessDenied) else text
         failure = VolumeError(code_of(error), text)  # only this process knows the token
+        log.error("%s", failure)
         reporter.failed(str(failure), failure.code)
     except Exception as error:
         log.exception("the mount ended on a bug in aisfs, please report it")
@@ -485,6 +495,10 @@ def _serve(
         reporter.failed(str(failure), failure.code)
     else:
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
+
+
+_IN_MEMORY = re.compile(r"\(?/proc/self/fd/\d+\)?")
+"""What errors call a secret, which is a file to the rest of aisfs."""
 
 
 def _final(secrets: Mapping[str, str]) -> dict[str, str]:

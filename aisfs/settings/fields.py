@@ -69,6 +69,10 @@ def _codec(name: str) -> str:
         ) from None
 
 
+ID_MOST = (1 << 32) - 2
+"""Largest number of a user or group; one more stands for none."""
+
+
 class TreeSettings(Settings):
     """What the tree looks like, and how long names and listings stay valid."""
 
@@ -102,8 +106,8 @@ class TreeSettings(Settings):
     """Seconds that a listing answers lookups and stats before the cluster is asked again."""
     negative_ttl: NonNegativeFloat = 5.0
     """Seconds that a missing name stays missing; short, so that new objects appear. As gcsfuse."""
-    uid: int = Field(default_factory=os.getuid, ge=0)
-    gid: int = Field(default_factory=os.getgid, ge=0)
+    uid: int = Field(default_factory=os.getuid, ge=0, le=ID_MOST)
+    gid: int = Field(default_factory=os.getgid, ge=0, le=ID_MOST)
     file_mode: FileMode = 0o444
     dir_mode: FileMode = 0o555
 
