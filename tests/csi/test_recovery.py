@@ -21,6 +21,7 @@ from aisfs.csi.mounter import connect
 from aisfs.fuse import mountpoint
 from tests.csi.conftest import MODES, TOKEN, Kubelet, mounter_after, running_kubelet
 from tests.csi.test_driver import refusal
+from tests.support import web_servers
 from tests.support.mounts import eventually, is_mountpoint, run
 
 pytestmark = pytest.mark.mount
@@ -265,6 +266,33 @@ def test_rotated_secrets_reach_the_daemon(kubelet: Kubelet, target: Path, restar
         assert kubelet.daemon() == daemon
     finally:
         kubelet.server.faults([])
+        kubelet.unpublish(target)
+
+
+def test_a_rotated_authority_reaches_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with running_kubelet() as kubelet:
+        port = web_servers._free_port()
+        monkeypatch.setattr(web_servers, "_free_port", lambda: port)
+        for name in ("driver", "mounter"):
+            kubelet.end(name)
+        kubelet.start("mounter", AIS_ENDPOINT=f"https://127.0.0.1:{port}")
+        kubelet.start("driver")
+        target = kubelet.place / "pods" / "v"
+        proxy = f"proxy_pass {kubelet.server.endpoint};"
+        daemons = set()
+        for number in (1, 2):
+            place = tmp_path / str(number)
+            place.mkdir()
+            pair = web_servers.make_certificate(place)
+            with web_servers.nginx(place, autoindex=False, certificate=pair, more=proxy):
+                if number == 2:
+                    with pytest.raises(OSError, match="Input/output"):
+                        os.listdir(target)
+                secrets = {"client_ca": pair[0].read_text()}
+                kubelet.publish(target, secrets=secrets, attr_ttl=0, list_ttl=0, io_timeout=3)
+                assert "a.txt" in os.listdir(target)
+                daemons.add(kubelet.daemon())
+        assert len(daemons) == 1
         kubelet.unpublish(target)
 
 
