@@ -131,7 +131,7 @@ def tokens_of_pod(text: str) -> dict[str, str]:
     """
     try:
         found = msgspec.json.decode(text or "{}", type=dict[str, _Token])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise ConfigError(f"{TOKENS}: not of the form that Kubernetes has") from None
     # Not remembered as secrets: what has the form of a token is struck out anyway, and the driver sees new ones for ever.
     return {audience: each.token for audience, each in found.items()}

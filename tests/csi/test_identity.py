@@ -493,7 +493,8 @@ def test_what_makes_no_identity(attributes: dict[str, str], said: str):
         volume({"aistore": "a.b.c"}, **attributes)
 
 
-def test_tokens_that_are_not_of_the_form_are_not_repeated():
+@pytest.mark.parametrize("rest", ["", ': {"x": ' + "[" * 9999])
+def test_tokens_that_are_not_of_the_form_are_not_repeated(rest: str):
     with pytest.raises(ConfigError, match="not of the form") as caught:
-        volume('{"aistore": "a-secret-one"}')
+        volume(f'{{"a-secret-one"{rest}')
     assert "a-secret-one" not in str(caught.value)
