@@ -51,6 +51,8 @@ _NAMESPACE = f"{_OF_KUBERNETES}pod.namespace"
 TOKEN = "token"
 _CERTIFICATES = ("client_ca", "client_cert", "client_key")
 _TABLE = "csv:"
+_TEXT_MOST = 1000
+"""Characters: an event of Kubernetes has 1024, and gRPC hands no more than 16 KiB on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,5 +311,13 @@ class VolumeError(AisfsError):
     """A call that failed, with its code."""
 
     def __init__(self, code: Code, text: str) -> None:
-        super().__init__(" ".join(text.split()))
+        text = " ".join(text.split())
+        super().__init__(shortened(text))
         self.code = code
+
+
+def shortened(text: str) -> str:
+    """Return a text with its beginning and its end alone, if it is long: an error repeats what was written."""
+    return (
+        text if len(text) <= _TEXT_MOST else f"{text[: _TEXT_MOST // 2]}…{text[-_TEXT_MOST // 2 :]}"
+    )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+import msgspec
 from platformdirs import user_cache_dir, user_state_dir
 
 from aisfs.choices import Join, KeyRule, LogFormat, LogLevel, Scan, ShardIndex, Shards, View
@@ -359,6 +360,10 @@ class ViewSettings(Settings, group=Group.VIEWS):
     # fmt: on
 
 
+ID_MOST = (1 << 32) - 2
+"""Largest number of a user or group; one more stands for none."""
+
+
 class TreeSettings(Settings, group=Group.VIEWS):
     """What the tree looks like, and how long names and listings stay valid."""
 
@@ -423,10 +428,10 @@ class TreeSettings(Settings, group=Group.VIEWS):
         group=Group.CACHING, rare=True, tenants=True,
     )
     uid = Option(
-        whole(), os.getuid, "Owner of everything", shown="the mounting user", group=Group.PERMISSIONS, tenants=True
+        whole(most=ID_MOST), os.getuid, "Owner of everything", shown="the mounting user", group=Group.PERMISSIONS, tenants=True
     )
     gid = Option(
-        whole(), os.getgid, "Group of everything", shown="the mounting user's", group=Group.PERMISSIONS, tenants=True
+        whole(most=ID_MOST), os.getgid, "Group of everything", shown="the mounting user's", group=Group.PERMISSIONS, tenants=True
     )
     file_mode = Option(
         MODE, 0o444, "Permissions of files", shown="0444, or 0644 if writable",
@@ -528,12 +533,13 @@ _OTHER_URLS = {
 }
 """Where the libraries ask for credentials, and what they panic about."""
 _PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "STORAGE_", "HF_", "HUGGING_FACE_")
+_POD_IDENTITY = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
 _CREDENTIALS = {
     "s3": (
         "AWS_ACCESS_KEY_ID",
         "AWS_WEB_IDENTITY_TOKEN_FILE",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        _POD_IDENTITY,
     ),
     "gs": (
         "STORAGE_EMULATOR_HOST",
@@ -546,6 +552,7 @@ _CREDENTIALS = {
     "az": (
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
         "AZURE_STORAGE_SAS_TOKEN",
         "AZURE_STORAGE_SAS_KEY",
         "AZURE_STORAGE_TOKEN",
@@ -562,6 +569,7 @@ _SECRETS = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
     "AZURE_STORAGE_SAS_TOKEN",
     "AZURE_STORAGE_SAS_KEY",
     "AZURE_STORAGE_TOKEN",
@@ -569,8 +577,22 @@ _SECRETS = (
     "AZURE_STORAGE_CLIENT_SECRET",
 )
 _PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
-_TOKEN_FILES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AZURE_FEDERATED_TOKEN_FILE")
+_TOKEN_FILES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
 """Have the token of a workload; read again whenever credentials are asked for."""
+_IDENTITIES = (
+    "AWS_ROLE_ARN",
+    "AZURE_CLIENT_ID",
+    "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_TENANT_ID",
+    "AZURE_STORAGE_TENANT_ID",
+    "AZURE_AUTHORITY_ID",
+    "AZURE_STORAGE_AUTHORITY_ID",
+)
+"""What such a token is for."""
 _SECRET_FILES = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
@@ -651,6 +673,62 @@ def google_project() -> str:
     return project
 
 
+class TokenFile(msgspec.Struct):
+    """Where the token of a workload is; only a file is read, though Google's own libraries ask other places, too."""
+
+    file: str
+    format: dict[str, str] = {}
+
+
+class Federation(msgspec.Struct, tag_field="type", tag="external_account"):
+    """How Google knows a workload by the token of another issuer: a file as `gcloud iam workload-identity-pools` writes it."""
+
+    audience: str
+    token_url: str
+    credential_source: TokenFile
+    subject_token_type: str = "urn:ietf:params:oauth:token-type:jwt"
+    service_account_impersonation_url: str = ""
+    """Of the service account that the workload acts as; empty if buckets know the workload itself."""
+
+    def token(self) -> str:
+        """Return the token of the workload as it is now."""
+        text = Path(self.credential_source.file).read_text().strip()
+        field = self.credential_source.format.get("subject_token_field_name", "")
+        return str(json.loads(text)[field]) if field else text
+
+
+def google_federation() -> Federation | None:
+    """Return how Google knows this process by the token of another issuer; None if it does not.
+
+    Raises:
+        ConfigError: the file that says it is of no use.
+    """
+    path = variable("GOOGLE_APPLICATION_CREDENTIALS")
+    try:
+        text = Path(path).read_bytes() if path else b""
+    except OSError:
+        return None  # obstore says so
+    if not path or b"external_account" not in text:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=Federation)
+        for url in (found.token_url, found.service_account_impersonation_url or found.token_url):
+            checked_url("a URL in GOOGLE_APPLICATION_CREDENTIALS", url)
+        return found
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"GOOGLE_APPLICATION_CREDENTIALS {path}: of external_account only the kind with a token in a file is read: {error}"
+        ) from None
+
+
+def google_services() -> tuple[str, str]:
+    """Return the URLs of Google's services that exchange tokens, and that act as service accounts."""
+    names = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS"
+    usual = "https://sts.googleapis.com", "https://iamcredentials.googleapis.com"
+    sts, iam = (variable(name) or url for name, url in zip(names, usual, strict=True))
+    return sts.rstrip("/"), iam.rstrip("/")
+
+
 def azure_account() -> str:
     """Return the storage account of containers that are named without one."""
     return variable("AZURE_STORAGE_ACCOUNT_NAME")
@@ -693,7 +771,9 @@ def use_identity(variables: Mapping[str, str], token_file: str) -> None:
     if not token_file:
         set_variables(variables, ())
         return
-    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES}
+    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES, *_IDENTITIES}
+    if _POD_IDENTITY in variables and (url := variable(_POD_IDENTITY)):
+        variables = {**variables, _POD_IDENTITY: url}  # the operator's own
     set_variables({**variables, **dict.fromkeys(_TOKEN_FILES, token_file)}, others)
 
 

@@ -115,13 +115,15 @@ def _read_number(above: bool, finite: bool, value: object) -> float:
     return number
 
 
-def _read_whole(least: int, value: object) -> int:
+def _read_whole(least: int, most: int | None, value: object) -> int:
     try:
         number = int(value) if isinstance(value, str | int | float) else None
     except (ValueError, OverflowError):
         number = None
     if number is None or number < least or (isinstance(value, float) and value % 1):
         raise ValueError(f"give a whole number from {least}")
+    if most is not None and number > most:
+        raise ValueError(f"give a whole number from {least} to {most}")
     return number
 
 
@@ -192,9 +194,9 @@ def size(least: int = 0, check: Callable[[int], int] = int) -> Kind[int]:
     return Kind(lambda value: check(_read_sized(least, value)), "SIZE", show=show_size)
 
 
-def whole(metavar: str = "N", least: int = 0) -> Kind[int]:
+def whole(metavar: str = "N", least: int = 0, most: int | None = None) -> Kind[int]:
     """Return the kind of whole numbers."""
-    return Kind(partial(_read_whole, least), metavar)
+    return Kind(partial(_read_whole, least, most), metavar)
 
 
 def seconds(*, above: bool = False, finite: bool = False) -> Kind[float]:

@@ -595,7 +595,13 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
     assert b"no connection to http://127.0.0.1:1: Connection refused" in done.stderr
+    federated = tmp_path / "federated.json"  # as gcloud writes it for Amazon
+    federated.write_text(
+        '{"type": "external_account", "audience": "//iam.googleapis.com/p", "token_url": "https://sts.googleapis.com/v1/token",'
+        ' "credential_source": {"environment_id": "aws1", "url": "http://169.254.169.254"}}'
+    )
     for more, reason in (
+        ({"GOOGLE_APPLICATION_CREDENTIALS": str(federated)}, b"only the kind with a token in a file is read"),
         ({"AWS_ENDPOINT_URL": "host:9000x://y"}, b"is no URL such as http://host:9000"),
         ({"GOOGLE_APPLICATION_CREDENTIALS": "/no/key.json"}, b"(credentials: GOOGLE_APPLICATION_CREDENTIALS)"),
     ):  # fmt: skip
