@@ -1,4 +1,4 @@
-"""What is done once a second, and on behalf of processes that were killed."""
+"""Upkeep of the cache directory: what a process does once a second, and for processes that were killed."""
 
 import contextlib
 import logging

@@ -309,7 +309,7 @@ _NO_STEPS = array("Q")
 
 
 class Segment:
-    """One segment, as this process knows it. Guarded by the lock of the resident set."""
+    """One segment, as this process knows it. Guarded by the lock of `cache.resident`."""
 
     __slots__ = (
         "_starts", "_stops", "bytes", "file", "gone", "id", "idle", "key", "leased", "pending",

@@ -8,8 +8,6 @@ of its own, which outlives its readers. Its failure is raised in all of them, an
 A part that has landed goes to the disk cache, or stays in memory until newer ones need the room. A large
 part is written past the page cache, and stays in memory until its reader has passed it (docs/adr/0020).
 Dropping parts at any moment changes no result (invariant I6).
-
-What the services report to the mount, which is built on top of them.
 """
 
 import logging

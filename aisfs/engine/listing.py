@@ -1,11 +1,9 @@
-"""Names of a directory: by one complete listing, or one by one where a listing would cost too much.
+"""Names of a directory, by one complete listing, or one by one where a listing would cost too much; and all buckets.
 
 A lookup lists the first page of its directory. In nearly all directories that is the whole of it,
 so the next lookups and every `stat` are answered without a request. In a larger directory single
 names are requested (HEAD, and a listing of one entry below the name), until there were so many that
 listing all of it would have been cheaper.
-
-All buckets, listed within the time to live.
 """
 
 import logging

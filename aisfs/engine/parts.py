@@ -1,15 +1,15 @@
 """Ranges of objects in memory: under way from the store, or landed; and the objects they belong to.
 
-Landed parts stay in memory if they are nowhere else, or if their reader is to come. What was written past the
-page cache would have to be read from the disk again, so it stays until a reader has passed it, until it was
-not read for a while, or until the memory is needed.
+Landed parts stay in memory if they are nowhere else, or if their reader is yet to come. A part that was written past the page
+cache would have to be read from the disk again, so it stays until a reader has passed it, until no reader has come for a while,
+or until the memory is needed.
 
-What only a scan has read stays for the readers that may follow. It gives way to everything else, the
+A part that only a scan has read stays for the readers that may follow. It gives way to everything else, the
 latest first: readers come in the order of the scan, and a scan of more than fits would otherwise
 replace all that it had read by what is read last.
 
-Checksums of whole objects are computed while their parts are in memory. To compute one at the end would mean
-to read the object from the disk again. For one thread, which is given parts nearly in order.
+Checksums of whole objects are computed while their parts are in memory; at the end, the object would have to be read from the
+disk again. One thread does this, and gets the parts nearly in order.
 """
 
 import logging

@@ -1,8 +1,9 @@
-"""Whole shards into the cache before they are asked for.
+"""Fetches whole shards into the cache before they are asked for.
 
-Three reasons: shards of a directory are read in the order of their names, so the next ones are
+There are three reasons: shards of a directory are read in the order of their names, so the next ones are
 fetched; or their folders are listed in that order, so the next one is opened; or all shards of a
-directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
+directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put
+a shard, and nothing is prefetched.
 """
 
 import os
@@ -52,7 +53,7 @@ _Decide = Callable[[Bucket, ObjectInfo, _Directory], None]
 
 
 class Prefetcher:
-    """Decides with `core.prefetch`, fetches in the background."""
+    """Decides with `core.policy.shard_readers`, fetches in the background."""
 
     def __init__(
         self,

@@ -9,14 +9,10 @@ The methods whose names begin with `try` answer at once or not at all, from any 
 makes more bytes worth fetching, the trio thread fetches them. It is woken rarely, because waking it for
 each read would cost more than the read.
 
-What opening a member found, carried along so that no read of it looks again.
-
-Sparse members: stored without their holes, which are zeros.
-
-Members of zips: found behind their own headers, inflated, and compared with their checksums.
-
-A small member is read as a whole and verified before any of it is given away. One that is stored as
-it is can then be read like a range of its object; one that was inflated stays in memory for a while.
+Opening a member finds out where its bytes lie; the result is kept, so no read looks again. Two kinds of members are no plain
+ranges: sparse ones, stored without their holes, which are zeros; and those of zips, found behind their own headers, inflated,
+and compared with their checksums. A small member of a zip is read as a whole and verified before any of it is returned. A stored
+one can then be read like a range of its object; an inflated one stays in memory for a while.
 """
 
 import logging

@@ -1,11 +1,10 @@
-"""Content that exists only decompressed: compressed tars, and large members of zips; and objects that
-a store sends only whole.
+"""Content that has to be read from its start: compressed tars, large members of zips, objects sent only whole.
 
 A compressed stream can only be read from its start on. So it is decompressed once, by a pass, into
 the disk cache, where it is an entry of its own; evicting a part of it costs another pass when the
 part is read. Readers wait for a pass and get their bytes as it goes by, whether or not the cache
 takes them: a pass always serves those that wait, and one without waiting readers ends when the
-cache takes nothing. An object that cannot be had in ranges is such content too, made by copying it.
+cache takes nothing. An object that a store sends only whole is such content too, made by copying it.
 
 The codec runs in a worker thread, which asks the trio thread for compressed bytes when it needs
 some. What is decompressed never exceeds a share of the cache; room is reserved piece by piece.

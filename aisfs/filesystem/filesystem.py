@@ -3,16 +3,13 @@
 The methods take and return inode numbers and names as bytes, and raise `aisfs.errors`; fuse/ translates
 these for the kernel. Operations that change something are in `aisfs.filesystem.writing`.
 
-What can be answered at once: from memory and mapped files, without a request to the store.
+`InstantAnswers` answers at once, from memory and mapped files, without a request to the store. The fast path calls it while the
+trio thread goes on. It returns `WOULD_WAIT`, or None where nothing could be missing, if the waiting operation of `FileSystem`
+has to find out: whenever an error is due, and for every file from the moment it is opened for writing until the kernel has
+forgotten it. In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanwhile, except to read.
 
-Called by the fast path while the trio thread goes on. `WOULD_WAIT`, or None where nothing could be
-missing, means that the waiting operation of `FileSystem` has to find out; so it does whenever an error
-is due, and for every file from the moment it is opened for writing until the kernel has forgotten it.
-In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanwhile, except to read.
-
-What a file system may tell the kernel unasked.
-
-The members of open shards, for pushing them into the kernel's page cache.
+Here are also the Protocol of what a file system may tell the kernel unasked, and the members of open shards, as the pusher needs
+them.
 """
 
 import os

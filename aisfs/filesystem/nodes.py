@@ -1,6 +1,4 @@
-"""What an inode can be, apart from members, which are rows of their shard's index.
-
-What `stat` shows, and for how long the kernel may believe it.
+"""What an inode can be, apart from members, which are rows of their shard's index; and what `stat` shows of it.
 
 The attributes of a file never change, since a new version of an object is a new inode. So the
 kernel may keep them; what expires is the entry, the claim that a name still stands for this inode.

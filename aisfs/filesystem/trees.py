@@ -1,15 +1,9 @@
-"""Names to nodes: providers, buckets, directories, objects and the folders of shards.
+"""Trees of names: from a name in a directory to its node, for every kind of mount.
 
-Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no lookup counts.
-
-The root of a dataset whose shards have a folder each; below it `ShardFolders` goes on.
-
-Directories with members of many shards: the whole tree of the views `class` and `flat`, and of
-`samples` where samples are joined.
-
-Waiting is for building only: once a directory is laid out, names are found in it at once.
-
-The root of a mount of virtual shards: a list of files that never changes.
+`Tree` has providers, buckets, directories, objects and the folders of shards. It knows the rules of naming (what `x.tar.d`
+means, which name wins a clash), and no lookup counts. The other trees are of dataset mounts: a folder for each shard;
+directories with members of many shards (the views `class` and `flat`, and `samples` where samples are joined), where only
+building waits; and the list of virtual shards, which never changes.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -1,25 +1,24 @@
-"""The directory a mount goes on, and its device: is it fit, how is it mounted, what keeps it busy, how is it left.
+"""The mountpoint of a mount, and its device: checks, mounting, tuning, and how it is left.
 
 We mount ourselves because pyfuse3 does not hand out the descriptor it mounts with. No other thread may touch
 the mountpoint between the mount and the start of the thread that serves it: the kernel would wait
 for an answer to its first request, and so would we.
 
-A descriptor of /dev/fuse that another program opened, mounted and passed on: `/dev/fd/N` as MNT.
+`/dev/fd/N` as MNT is a descriptor of /dev/fuse that another program opened, mounted and passed on; libfuse, mountpoint-s3 and
+gcsfuse take it under the same name. The process that serves such a mount needs no rights: neither /dev/fuse nor fusermount3 has
+to be there. It knows no path of the mount, which may lie in another mount namespace, so unmounting is left to the program that
+mounted.
 
-libfuse, mountpoint-s3 and gcsfuse take it under the same name. The process that serves such a mount needs
-no rights: neither /dev/fuse nor fusermount3 has to be there. It knows no path of the mount, which may
-lie in another mount namespace, so unmounting is left to the program that mounted.
-
-A thread that stores into the page cache may wait in the kernel for a page that a READ has locked.
-Should the process be killed in that moment, the READ is not answered, the thread cannot end, the device
-stays open, and every process that looks at the mount hangs. So a shell waits beside the daemon. The kernel
-tells it that our main thread has ended; if other threads are there a second later it aborts the
-connection, which needs fusectl, or root. Root mounts fusectl where it is not, unseen by others, since
+The death watch: a thread that stores into the page cache may wait in the kernel for a page that a READ has locked.
+If the process is killed in that moment, the READ is not answered, the thread cannot end, the device
+stays open, and every process that looks at the mount hangs. So a shell waits beside the daemon. It sees that our main thread has
+ended; if other threads are there a second later it aborts the
+connection, which needs fusectl, or root. Root mounts fusectl where it is missing, unseen by others, since
 `umount -f` knows no mount that another umount has already taken away, and waits for.
 
-The kernel reads 128 KiB ahead and lets 12 requests wait in the background; with 20 ms to the
+Tuning: the kernel reads 128 KiB ahead and lets 12 requests wait in the background; with 20 ms to the
 cluster that is 11 MiB/s for one reader, and hundreds with the values here. They are files of sysfs
-and fusectl, which root may write, so what cannot be set is told to the user instead.
+and fusectl, which root may write; what cannot be set is logged, with the command that sets it.
 """
 
 import ctypes

@@ -1,9 +1,8 @@
-"""The thread that tells the kernel something unasked: names that changed, bytes to keep.
+"""The thread that sends the kernel what it did not ask for: names that changed, bytes to keep.
 
 Such a message may wait inside the kernel for a request under way: for a READ that has the page
-locked, for a LOOKUP in the same directory. So none of it is ever sent by a thread that answers
-requests, nor by one that such a thread could wait for; and none waits for this one, except a task
-of trio that waits for a while (`invalidated`).
+locked, for a LOOKUP in the same directory. So no thread that answers requests sends one, nor a thread that such a thread could
+wait for; and none waits for this one, except a task of trio that waits for a while (`invalidated`).
 """
 
 import errno

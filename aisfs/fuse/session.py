@@ -1,9 +1,7 @@
-"""A mount with the fast path, from the descriptor to the last thread.
+"""Runs a mount with the fast path, from the descriptor to the last thread.
 
-The thread that ends what hangs.
-
-A message to the kernel that is stuck cannot be ended by a signal, not even by `kill -9`, and neither
-can a process that waits for an answer from a thread that hangs. Aborting the connection ends both.
+The watchdog ends what hangs. A message to the kernel that is stuck cannot be ended by a signal, not even by `kill -9`, and
+neither can a process that waits for an answer from a thread that hangs. Aborting the connection ends both.
 """
 
 import logging

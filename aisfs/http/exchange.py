@@ -1,19 +1,18 @@
 """One request over one connection, and its reply as it arrives: the only way messages go.
 
-requests chooses certificates and urllib3 connects (`aisfs.http.connections`), but the
-messages are http.client's: what the others add to each request costs more than sending and storing a
-small file (docs/adr/0026).
+requests chooses certificates and urllib3 connects (`aisfs.http.connections`), but the messages are http.client's: what the other
+two add to each request costs more than sending and storing a small file (docs/adr/0026).
 
-- **Replies** have a bound on all that the server decides: time, bytes, and form. http.client takes headers that break
-  off for all of them, leaves out what follows a line that is no header, and reads interim replies without end. Any of
+- **Replies** have a bound on all that the server decides: time, bytes, and form. http.client takes headers that break off for
+  complete ones, ignores what follows a line that is no header, and reads interim replies without end. Any of
   this could make a reply look like another one.
 - **Bodies of requests** are counted as they go out: after a failure it matters whether all of one went.
-- **Sockets** can be shut down from outside while a thread waits on them, which cannot be cancelled in `recv`.
+- **Sockets** can be shut down from outside while a thread waits on them, since a wait in `recv` cannot be cancelled.
   `CancellableSockets` belongs to one set of connections that one request at a time uses; `abort` ends whatever waits
   on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out of reach. Each socket in use is
   kept as a duplicate: urllib3 wraps, detaches and closes its own in the thread meanwhile, and a descriptor number
   closed there may already mean another file here.
-- **Peers**: TLS settings, how far they are, what failures of connections mean, and the proxy that a request goes
+- **Peers**: TLS settings, how far away they are, what failures of connections mean, and the proxy that a request goes
   through, as requests decides it by HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY (AIStore's proxies are endpoints).
 
 Must not know: which connection, redirects, tokens, what requests mean.

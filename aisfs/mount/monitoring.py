@@ -1,8 +1,8 @@
-"""How a mount is watched: `/metrics` for Prometheus, `/healthz` for supervisors, what its daemon says of itself.
+"""Monitoring of a mount: `/metrics` for Prometheus, `/healthz` for supervisors, and the daemon's account of itself.
 
-A thread for each of a few connections, so that a slow client holds up nobody; a connection is cut
-after some seconds, or when it is the oldest and another one needs its place. What is counted belongs to the
-trio thread, so that brings the counters up to date; the text is made here.
+Each of a few connections has a thread, so that a slow client holds up nobody; a connection is cut
+after some seconds, or when it is the oldest and another one needs its place. The counters belong to the
+trio thread, so that brings them up to date; the text is made here.
 """
 
 import errno

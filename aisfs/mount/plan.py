@@ -1,4 +1,4 @@
-"""What is to be mounted, and how: the arguments and options of a command as checked values."""
+"""The plan of a mount: the arguments and options of a command as checked values."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The store that has the objects of a source: connected, and checked once."""
+"""Connects to the store of a source, and checks once that the source is there."""
 
 import logging
 import os

@@ -1,7 +1,7 @@
-"""Where log lines go, and what they look like: stderr in the foreground, a file, or the system's log.
+"""Where log lines go (stderr in the foreground, a file, or the system's log), and what they look like.
 
-Which requests are logged: with debug every one, and what answered it; else only those that were slow. A request that
-is not logged costs a comparison. The last warnings are kept for `aisfs status`; those of the start reach the user.
+With `debug` every request is logged, and what answered it; otherwise only slow ones. A request that is not logged costs a
+comparison. The last warnings are kept for `aisfs status`; those of the start are printed for the user.
 """
 
 import errno

@@ -1,6 +1,6 @@
-"""`aisfs doctor`: every check of this machine, the cluster or store, and the mounts here, in the order shown.
+"""`aisfs doctor`: checks of this machine, the cluster or store, and the mounts here, in the order in which they are printed.
 
-Nothing here changes anything.
+The checks change nothing.
 """
 
 import base64

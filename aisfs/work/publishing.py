@@ -1,12 +1,7 @@
-"""The work of `aisfs index`, shard by shard.
+"""The work of `aisfs index` and of the indexes that `aisfs pack` publishes: each shard's index looked at and written.
 
-Indexes that other programs read, beside the shards or on this machine.
-
-The published indexes of shards that `aisfs pack` writes, whose members are known without reading them.
-
-What `aisfs index` is to do, as checked values.
-
-The published index of one shard: looked at and written.
+It also writes indexes that other programs read (wids, DALI), beside the shards or on this machine. What `aisfs index` is to do
+comes as checked values. The members of shards that `aisfs pack` writes are known without reading them.
 """
 
 import logging

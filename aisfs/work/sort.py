@@ -1,7 +1,7 @@
 """`aisfs sort`: a sorted or shuffled copy of shards, which the cluster makes with dSort.
 
-What dSort cannot take is refused before anything is sent, since it answers some mistakes with
-silence. It also overwrites whatever has the names of its output, so those are looked at first.
+What dSort cannot take is refused before anything is sent, since dSort answers some mistakes with silence. It also overwrites
+whatever has the names of its output, so those names are looked up first.
 """
 
 import secrets

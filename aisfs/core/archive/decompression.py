@@ -1,4 +1,4 @@
-"""Decompression piece by piece, alike for all codecs.
+"""Decompression piece by piece, behind one interface for all codecs.
 
 Each codec reads its input file itself, joins the parts of files that have several (gzip members, zstd
 frames), skips zeros after the last one where its format has padding, and returns no more than the

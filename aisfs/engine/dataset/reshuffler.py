@@ -1,9 +1,7 @@
-"""Virtual shards of the samples of shards: made once, from the indexes of all of them.
+"""Virtual shards of the samples of shards, laid out once from their indexes; and reads of virtual shards.
 
-Reads of virtual shards: the objects of the range, all at once, and those that come next.
-
-Small objects are fetched whole, since the next read wants the rest, and many of them with one
-request where the store does that.
+A read fetches the objects of its range, all at once, and some of those that come next. Small objects are fetched whole, since
+the next read wants the rest, and many of them with one request where the store does that.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""The shards of a dataset: found when it is mounted, followed when one of them turns out to have changed.
+"""The shards of a dataset: found when it is mounted, looked up again when one of them turns out to have changed.
 
-Also what lies beside them: labels (`--label csv:OBJECT`, the classes of `aisfs pack --class-to`) and loose objects; and
-what is not shown, with the reason. Many shards are opened some at a time, and the log says how far it is.
+It also finds what lies beside them (labels by `--label csv:OBJECT`, the classes of `aisfs pack --class-to`, loose objects), and
+counts what is not shown, with the reason. Many shards are opened, some at a time; the log says how many are open.
 """
 
 import logging

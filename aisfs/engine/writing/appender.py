@@ -1,19 +1,17 @@
-"""New members into shards: each shard is written whole, as a new version, for all that wait for it.
+"""Adds members to shards: each shard is uploaded whole, as a new version, for all members that wait.
 
 AIStore's own append changes a shard in place and can destroy it (docs/adr/0024). So a shard is copied
 to the staging directory, gets its members there and is uploaded like any other file: until that has
 succeeded the store has the shard as it was. While one upload of a shard is under way, further members
-of it wait, and go together with the next. The copy stays for a while, for the next to come.
-
-A shard that another client changes meanwhile is read again. Where the store has no conditional writes, that is
-noticed up to the moment before the upload ends; see `Upload`.
-
-A shard on the local disk: it gets more members there, and is uploaded whole.
+wait, and go together into the next. The copy stays for a while, for the members that come next.
 
     | members as they were | headers, content, padding of each new one | two blocks of zeros |
 
 What was there stays byte for byte up to the zeros that ended it. Nothing is added to a tar that cannot
 be read to its end, since what lies behind the damage would be lost.
+
+A shard that another client changes meanwhile is read again. Where the store has no conditional writes, that is
+noticed up to the moment before the upload ends; see `Upload`.
 """
 
 import time

@@ -2,12 +2,10 @@
 
     STAGING/<session>/N.journal    frames (`engine.writing.unsent`)
 
-Files that are closed at the same time share one flush of the disk. A file that is closed alone is written by the
-thread that asks, if the disk is quick: two wake-ups less. A journal has a fixed size and is filled with zeros
+Files that are closed at the same time share one flush of the disk. A file that is closed alone is written by the thread that
+closes it, if the disk is quick, which saves two wake-ups. A journal has a fixed size and is filled with zeros
 before it is used: flushing overwritten bytes does not wait for the file system's own journal. It is removed when
 none of its files waits, the oldest first, since the later ones say what has ended in it.
-
-One file of a journal (`engine.writing.journal`), and where the content of a closed file is in it.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Files being written, on the local disk until the store has them.
+"""Keeps files that are being written on the local disk until the store has them.
 
     STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
     STAGING/<session>/lock     locked by the daemon for as long as it lives

@@ -1,11 +1,10 @@
 """What becomes of staged bytes: uploaded, kept for `aisfs recover`, or discarded.
 
-What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
-before; should it come to nothing, the staged bytes are kept.
+When `close` or `fsync` returns 0, the store has the file. Until then the store holds what it held
+before; if the upload fails for good, the staged bytes are kept.
 
-Files whose close does not wait for the store (`--write-back`): safe on the local disk first.
-
-Uploads the files that wait for it: when their time has come, on request, and at the end of the mount.
+With `--write-back`, the close of a small file waits only until the local disk has it (`Acknowledger`). `WriteBack` uploads such
+files: when their time has come, on request, and at the end of the mount.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Names of a mount that can be written: unlink, rmdir, rename.
-
-Renames of directories: of every object below one.
-"""
+"""Operations on names in a mount that can be written: unlink, rmdir, and rename, also of every object below a directory."""
 
 import logging
 import os

@@ -1,7 +1,4 @@
-"""Sizes, modes and times of a mount that can be written.
-
-What a mount has on top of its `FileSystem` when it can be written.
-"""
+"""Sizes, modes and times in a mount that can be written, and what such a mount adds to its `FileSystem`."""
 
 import logging
 import stat
