@@ -390,7 +390,7 @@ class ListingCache:
             cluster: Where the buckets are.
             scope: What else distinguishes listings: what the lister asks for, and what it shows.
             max_age: Seconds after which a listing is not used any more.
-            clock: Tells the seconds since the epoch.
+            clock: Returns the seconds since the epoch.
         """
         root = directory / _LAYOUT / "listings"
         self._files = _SmallFiles(root, ".aisl", limit_bytes, only_own=True)

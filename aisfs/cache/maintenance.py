@@ -145,7 +145,7 @@ class Maintenance:
             self._released.popleft()
             if segment.gone or segment.leased:
                 continue
-            with contextlib.suppress(OSError, Damaged):  # reading the file will tell
+            with contextlib.suppress(OSError, Damaged):  # a read of the file will find out
                 descriptor = directory.open_segment(segment.id)
                 start_writing(descriptor)  # next to nothing is left
                 os.close(descriptor)

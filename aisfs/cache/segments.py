@@ -292,7 +292,7 @@ class OpenFiles:
         while len(self._files) > most:
             oldest, closed = self._files.popitem(last=False)
             oldest.file = None
-            if closed.write_error() is not None:  # the kernel does not tell the next open file
+            if closed.write_error() is not None:  # the next open file would not see it
                 oldest.distrust()
 
     def use(self, segment: "Segment") -> None:

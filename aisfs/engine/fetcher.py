@@ -101,7 +101,7 @@ class Fetcher:
             services: Outlives every reader.
             background: Writes to the cache.
             cache: None keeps nothing on disk.
-            origin: The cluster: tells versions apart that are numbered alike in several clusters.
+            origin: The cluster: distinguishes versions that are numbered alike in several clusters.
             memory_limit: Bytes of all parts together; read-ahead stops there. Bytes that a reader
                 waits for are fetched even beyond it, unless that many bytes wait for the disk.
             read_ahead_max: Largest window ahead of one sequential reader, bytes.
@@ -161,7 +161,7 @@ class Fetcher:
             bucket: The bucket of the object.
             info: That object, with the size of the content.
             source: Makes it, and writes it to disk.
-            cached: Where it is on disk, and what tells it from everything else.
+            cached: Where it is on disk, and its identity there.
         """
         watch = ReadAhead(info.size, max_window=self._read_ahead_max)
         opened = OpenObject(bucket, info, watch, source, cached, self.pool, cached_by_source=True)

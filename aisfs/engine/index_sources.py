@@ -157,7 +157,7 @@ BATCH_LEAST = 8
 """As for other batches: fewer are read one by one, at once."""
 
 _ABSENT = (NotFound, AccessDenied)
-"""Answers. Many sites refuse whatever begins with a dot, and S3 whatever is missing to those who may not list."""
+"""Answers. Many sites refuse any name that begins with a dot, and S3 any missing name to clients that may not list."""
 
 TryDirectory = Callable[[Bucket, str], Dated[Listing] | None]
 """Returns the listing of a directory if it is known."""

@@ -261,7 +261,7 @@ class Lister:
     async def refresh(self, bucket: Bucket | None, prefix: str = "") -> None:
         """Believe nothing about a directory and those below it, or about any if `bucket` is None.
 
-        Nor is anything kept that is asked of the store now: only those who asked get it. Listings kept
+        Replies to what is being asked of the store now are not kept either: only the tasks that wait get them. Listings kept
         for other mounts are removed.
         """
 
@@ -449,7 +449,7 @@ class Lister:
             only_object: Whether a directory of that name does not matter.
 
         Raises:
-            Unavailable, DeadlineExceeded: the store cannot tell now.
+            Unavailable, DeadlineExceeded: the store cannot say now.
         """
         try:
             if only_object:

@@ -229,7 +229,7 @@ class Probes:
 
         Raises:
             NotFound, InvalidName: there is neither.
-            AisfsError: the store cannot tell whether there is one.
+            AisfsError: the store cannot say whether there is one.
         """
         bucket, prefix = directory
         below, key = child_prefix(prefix, name), child_key(prefix, name)

@@ -49,7 +49,7 @@ _AWAITED, _UNAWAITED = 1 << 20, 4 << 20
 """Bytes received at once while somebody waits for them, one READ of the kernel, and otherwise: each time costs
 two waits for the interpreter's lock."""
 _PIECE_SECONDS = 0.05
-"""Who comes while so many bytes are received had better not wait longer for the last of them than four times this."""
+"""A reader that comes while so many bytes are received should not wait longer for the last of them than four times this."""
 _PUSH_SECONDS = 0.02
 """A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
 
@@ -58,7 +58,7 @@ Received = Data | Exception | None
 """What came of bytes that were under way; None where their part ended without them or an error."""
 
 _arrivals = ranked_lock(Rank.ARRIVALS)
-"""Guards who waits for bytes of which part, of all parts together."""
+"""Guards the waiting readers of all parts together."""
 
 
 class _Room:
@@ -102,7 +102,7 @@ class Part:
         self._told = 0.0
         """When the bytes were asked for, or some of them came last, in seconds of `time.monotonic`."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
-        """Who waits for how many of the first ones."""
+        """The waiting readers, each with the number of first bytes that it needs."""
         self.done = trio.Event()
         self.error: Exception | None = None
         self.from_disk = False

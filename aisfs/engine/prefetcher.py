@@ -25,7 +25,7 @@ from aisfs.engine.parts import OpenObject
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 DIRECTORIES_MAX = 1000
-"""Directories of which is remembered how their shards are read."""
+"""Directories for which it is remembered how their shards are read."""
 AT_ONCE = 2
 """Shards prefetched at once; each keeps several requests busy."""
 PAUSE_SECONDS = 0.5

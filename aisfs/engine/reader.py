@@ -92,7 +92,7 @@ class OpenMember:
 
     @property
     def id(self) -> MemberId:
-        """What tells it from all other members."""
+        """What distinguishes it from all other members."""
         return self.reads.bucket, self.reads.shard, self.row
 
 
@@ -157,7 +157,7 @@ a reader that asks for a page first."""
 INFLATED_SHARE = 8
 """It takes at most one part in so many of the limit on memory."""
 PLACES_MAX = 100_000
-"""Members of which is remembered where their data starts."""
+"""Members for which it is remembered where their data starts."""
 EARLY_MAX = 8 << 20
 """How far ahead of its turn a piece of a large member is held until those before it are read, bytes:
 two windows of the kernel's read-ahead, whose pieces are answered in any order. It asks for the next
@@ -336,7 +336,7 @@ LARGE = 128 * 1024
 ORDERS_MAX = 10_000
 """For how many shards to remember in which order their members are read."""
 REPORT_SECONDS = 0.2
-"""The trio thread is told at most this often that an object is still being read in order."""
+"""The trio thread is woken at most this often while an object is read in order."""
 
 
 class Reader:

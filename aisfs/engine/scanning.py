@@ -66,7 +66,7 @@ DALI_INDEX_MAX = 64 << 20
 LOG_SECONDS = 10.0
 """Between lines of the log about scans that skip data."""
 DIRECTORIES_MAX = 1000
-"""Directories of which is remembered how much data they have, and how their shards are best read."""
+"""Directories for which it is remembered how much data they have, and how their shards are best read."""
 
 
 class TarSight:

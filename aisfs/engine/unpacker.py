@@ -272,7 +272,7 @@ class Unpacker:
         """Return where an object is on disk that its store sends only whole, and what brings it there.
 
         Raises:
-            Unsupported: there is no cache, or nothing tells the version from others.
+            Unsupported: there is no cache, or nothing distinguishes the version from others.
             ArchiveTooLarge: it does not fit into the cache.
         """
         name = f"{bucket}/{info.key}"

@@ -60,7 +60,7 @@ from aisfs.system.threads import any_thread
 
 
 class Kernel(Protocol):
-    """Makes the kernel forget what it was told before."""
+    """Makes the kernel forget what it knows."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
@@ -121,7 +121,7 @@ class FileSystem:
             make: Makes attributes.
             clock: Returns the time in seconds.
             list_ttl: See above.
-            kernel: Is told what changed.
+            kernel: Notified of what changed.
             overlay: This mount's own changes over the listings, if it is writable.
         """
         self.inodes = Inodes(
@@ -400,7 +400,7 @@ class FileSystem:
         return (member_number(number, row) for row in rows)
 
     def listing_changed(self, bucket: Bucket, prefix: str, names: list[bytes]) -> None:
-        """Tell the kernel which names of a listing have changed, since it may still keep the old one."""
+        """Notify the kernel of the names in a listing that have changed, since it may still keep the old one."""
         node = DirectoryNode(bucket, prefix)
         ino = ROOT if node == self._root else self.inodes.number(node)
         if not names or self.inodes.get(ino) is None:

@@ -242,7 +242,7 @@ class ReaddirSnapshots:
         return self._latest.get(ino) if offset else None
 
     def begin(self, ino: int, handle: DirectoryHandle) -> DirectoryHandle:
-        """Keep a snapshot for those who go on reading it."""
+        """Keep a snapshot for the programs that go on reading it."""
         self._latest[ino] = handle
         while len(self._latest) > DIRECTORIES_MAX:
             self._latest.popitem(last=False)

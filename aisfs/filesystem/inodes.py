@@ -64,7 +64,7 @@ class _Epoch:
     """When the one before stopped being believed; None for the first."""
     until: float
     expires: float
-    """`until` as it was at first: tells this listing from the next."""
+    """`until` as it was at first: distinguishes this listing from the next."""
 
 
 MISSING_MAX = 100_000
@@ -118,7 +118,7 @@ class ListingValidity:
         self.refreshes += 1
 
     def missing(self, ino: int, name: bytes, timeout: float) -> float:
-        """Record that the kernel is told that a name is missing.
+        """Record that the kernel learns that a name is missing.
 
         Returns:
             The seconds it may keep that: `timeout`, or 0 when there would be too many to take back.
@@ -409,7 +409,7 @@ class Inodes:
         return node
 
     def number(self, node: Node) -> int:
-        """Return the number of a node; of a shard the one of which its members' are made."""
+        """Return the number of a node; for a shard, the one that its members' numbers contain."""
         spelled = self._identity(node)
         number = self.table.number(spelled, shard=isinstance(node, ShardNode))
         again = 0

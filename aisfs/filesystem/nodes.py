@@ -52,7 +52,7 @@ class RemovedDirectoryNode:
     mode: int | None
     mtime_ns: int | None
     serial: int
-    """Tells it from all others that had its name."""
+    """Distinguishes it from all others that had its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class Attr(msgspec.Struct, frozen=True, gc=False):
     timeout: float = LONGEST_TIMEOUT
     """Seconds the kernel may keep these attributes."""
     links: int = 1
-    """Names; 1 for directories too, which tells `find` that it says nothing of subdirectories."""
+    """Names; 1 for directories too, from which `find` knows that it does not count subdirectories."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -193,7 +193,7 @@ class Tree:
             only_object: Whether a directory of that name, which is not known here, does not matter.
 
         Raises:
-            Unavailable, DeadlineExceeded: the store cannot tell now.
+            Unavailable, DeadlineExceeded: the store cannot say now.
         """
         found = await self.find(where, ino, name)
         if found is not None:
@@ -484,7 +484,7 @@ class DatasetTree:
         return []
 
     async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
-        """Find all shards again; each folder says of which version it is."""
+        """Find all shards again; each folder says which version it shows."""
         self._shards.renew(await self._find_again())
         return []
 

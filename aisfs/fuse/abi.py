@@ -105,7 +105,7 @@ class InitFlag(IntFlag):
 
 
 class OpenFlag(IntFlag):
-    """What a reply to OPEN or OPENDIR tells the kernel."""
+    """The flags of a reply to OPEN or OPENDIR."""
 
     DIRECT_IO = 1 << 0
     """Reads and writes go past the page cache."""
@@ -555,7 +555,7 @@ class Negotiation:
 
 
 class Notification(IntEnum):
-    """What the daemon may tell the kernel unasked."""
+    """The notifications that the daemon may send to the kernel."""
 
     INVAL_INODE = 2
     INVAL_ENTRY = 3

@@ -48,7 +48,7 @@ from aisfs.system.threads import any_thread, start_service_thread
 
 
 class Observer(Protocol):
-    """Is told of replies after they were sent.
+    """Observes replies after they were sent.
 
     Called from the thread that answers requests, or from trio's, perhaps from both at once. Must
     return within microseconds, must not raise, and must never wait for a lock that is held while a
@@ -322,7 +322,7 @@ class Dispatcher:
     def _count(
         self, opcode: int, nodeid: int, message: memoryview, reply: Reply, began: float
     ) -> None:
-        """Count a request that was answered here, and tell others of it."""
+        """Count a request that was answered here, and notify its observers."""
         self.answered[opcode] += 1
         self._times.observe(opcode, seconds := time.monotonic() - began)
         if seconds >= request_log.least:
@@ -562,7 +562,7 @@ ASKING = frozenset(
         Opcode.ACCESS,
     }
 )
-"""Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
+"""Requests that leave nothing behind. Any other may happen although its caller got EINTR."""
 LISTING_OPCODES = frozenset({Opcode.OPENDIR, Opcode.READDIR, Opcode.READDIRPLUS})
 UNSEEN_SECONDS = 10.0
 """How long after a signal the request of a program is answered whose signals cannot be seen, since it

@@ -173,7 +173,7 @@ _MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 def what_keeps_busy(mountpoint: Path) -> str:
-    """Return who uses a mount, for the end of a message; what may not be seen is not named."""
+    """Return the programs that use a mount, for the end of a message; those that we may not see are not named."""
     inner = [place for place, _ in mounted_filesystems() if mountpoint in place.parents]
     if inner:
         return f"{inner[-1]} is mounted below it; unmount that first"
@@ -485,7 +485,7 @@ def check_descriptor(fd: int, options: Collection[str]) -> None:
 
 
 def connection_of(fd: int) -> int | None:
-    """Return the number of the connection under /sys/fs/fuse; None if the kernel does not tell it."""
+    """Return the number of the connection under /sys/fs/fuse; None if the kernel does not say."""
     try:
         found = _CONNECTION.search(Path(f"/proc/self/fdinfo/{fd}").read_text())
     except OSError:

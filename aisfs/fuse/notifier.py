@@ -38,7 +38,7 @@ class Notifier:
     def __init__(self, fd: int, on_fault: Callable[[Buffer], None] = lambda _: None) -> None:
         """Write to the device `fd`, which must stay open until `close`.
 
-        `on_fault` is told of data that the kernel could not read, and must not wait.
+        `on_fault` is called for data that the kernel could not read, and must not wait.
         """
         self._fd = fd
         self._on_fault = on_fault
@@ -52,7 +52,7 @@ class Notifier:
         """Begin to send."""
         self._thread = start_service_thread("aisfs notify", self._serve)
 
-    # for whoever has something to tell -------------------------------------------------------------
+    # for threads that have a notification -------------------------------------------------------------
 
     @any_thread
     def put(self, job: Callable[[], None]) -> None:

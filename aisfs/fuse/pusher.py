@@ -52,7 +52,7 @@ COPIED = 16 << 10
 
 
 class Sender(Protocol):
-    """The thread that tells the kernel."""
+    """The thread that sends notifications to the kernel."""
 
     @property
     def closing(self) -> bool:

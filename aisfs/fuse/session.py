@@ -149,7 +149,7 @@ class FastPathSession:
             metrics: Where requests are counted.
             background: Requests that the kernel may send without waiting for answers.
             spin: See `Dispatcher`.
-            observe: Makes the one who is told of reads and listings, and may notify.
+            observe: Makes the observer of reads and listings, which may send notifications.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
         """
         self._operations = operations

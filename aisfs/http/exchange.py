@@ -151,7 +151,7 @@ class _Incoming(io.RawIOBase):
         """Fill `view` in one call, unless the peer closes, or is silent for as long as it may be.
 
         Python waits and reads by turns, both of which let go of the interpreter's lock and take it again.
-        So a long body that comes in 20 pieces would wait 40 times for whoever has the lock.
+        So a long body that comes in 20 pieces would wait 40 times for the thread that has the lock.
         """
         if not self._blocking:
             seconds = self._socket.gettimeout() or 0.0
@@ -410,7 +410,7 @@ _MOST_TEXT = 300
 
 
 class Distance(IntEnum):
-    """How far a peer is, as far as its address tells."""
+    """How far away a peer is, judged by its address."""
 
     MACHINE = 0
     """This one, or what it alone sees: metadata services have addresses of the link."""
@@ -430,7 +430,7 @@ def distance(peer: str, own: str) -> Distance:
 
 
 def distance_by_name(host: str) -> Distance:
-    """Return how far a host is that a proxy is to look up, as far as its name tells."""
+    """Return how far away a host is that a proxy looks up, judged by its name."""
     if host == "localhost" or host.endswith(".localhost"):
         return Distance.MACHINE
     try:
@@ -449,7 +449,7 @@ def distance_of(sock: socket.socket) -> Distance:
 
 
 class WrongHost(OSError):
-    """A trusted certificate of another host; the text says of which."""
+    """A trusted certificate of another host, which the text names."""
 
 
 class ProxyFailed(OSError):
@@ -726,7 +726,7 @@ class ForwardedConnection(http.client.HTTPConnection):
 
     response_class = BoundedReply
     forwarding = ""
-    """How a URL begins that the proxy is asked for; empty where the peer is not told the host."""
+    """How a URL begins that the proxy is asked for; empty where the peer need not know the host."""
     authorization = ""
     """Value of `Proxy-Authorization`; empty for none."""
 

@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 REASON_MAX, WARNING_MAX = 1900, 1000
 """Bytes of a text. JSON doubles them at most, and a pipe takes up to 4096 in one step."""
 WARNINGS_MAX = 20
-"""Warnings that the parent is told; the log has all of them. They fit into the pipe, unread."""
+"""Warnings that the parent gets; the log has all of them. They fit into the pipe, unread."""
 QUEUED_MAX = 16384
 """Bytes in the pipe above which no progress is sent: the parent may have been stopped with Ctrl-Z, and
 a child that filled the pipe would wait for it."""

@@ -646,7 +646,7 @@ def _silent(places: list[Path]) -> Iterator[Check]:
 
 
 _OF_MOUNT = ("endpoint", "cache_dir")
-"""Settings that a mount tells."""
+"""Settings that a mount reports."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 

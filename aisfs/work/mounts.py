@@ -221,7 +221,7 @@ class State(StrEnum):
     HANGING = "hanging"
     """Its daemon does not answer."""
     PRIVATE = "private"
-    """Another user's, who lets nobody else in."""
+    """A mount that only its user, another one, may enter."""
 
 
 BROKEN = (State.DEAD, State.STOPPED, State.HANGING)

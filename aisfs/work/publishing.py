@@ -228,7 +228,7 @@ class Exporter:
                 make_directory("--write-idx", Path(place).parent)
 
     def targets(self) -> list[str]:
-        """Return where everything would be written to, as far as names tell."""
+        """Return where everything would be written to, as far as names say."""
         if self._export.format is Format.WIDS:
             return [self._list_place()]
         tars = (shard for shard in self._shards if is_plain_tar(os.fsencode(shard.info.key)))

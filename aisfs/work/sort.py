@@ -200,7 +200,7 @@ async def _prepare(plan: SortPlan, cluster: Cluster) -> Prepared:
         seed="" if order.seed is None else str(order.seed),
         key_extension=f".{order.extension.lstrip('.')}" if order.extension else "",
         key_type=order.key_type if order.extension else "",
-        # Should the reply to the start be lost, this tells which job was meant.
+        # If the reply to the start is lost, this says which job was meant.
         description=f"aisfs sort {secrets.token_hex(8)}",
     )
     return Prepared(request, found, warnings)

@@ -170,7 +170,7 @@ def warm(items: list[Item], summary: Summary, *, jobs: int, console: Console) ->
 
 
 def _kept(path: bytes, otherwise: int) -> int:
-    """Return how much of a file is on disk; `otherwise` if the mount cannot tell."""
+    """Return how much of a file is on disk; `otherwise` if the mount cannot say."""
     try:
         return int(os.getxattr(path, KEPT_ATTRIBUTE))
     except OSError:

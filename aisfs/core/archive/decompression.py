@@ -269,7 +269,7 @@ MEMORY_MAX = 128 << 20
 """Memory one codec may take: twice the need of `xz -9`, and zstd's default limit. A file states
 how much it needs, up to 4 GiB, and several are read at once."""
 _NEEDS_MEMORY = ("Memory usage limit exceeded", "too much memory")
-"""Parts of the error texts of lzma and zstd, whose error classes do not tell."""
+"""Parts of the error texts of lzma and zstd, whose error classes do not say what is wrong."""
 _INPUT = 64 * 1024
 _ZIP_LZMA = struct.Struct("<HHBI")
 _LEAST_WINDOW = 4096

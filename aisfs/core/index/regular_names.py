@@ -18,7 +18,7 @@ RECORD_MAX = 64
 
 
 class RegularNames(NamedTuple):
-    """Names without a slash, of which all records are alike but for their keys."""
+    """Names without a slash, whose records are alike but for their keys."""
 
     blob: bytes
     """All names, one behind the other."""

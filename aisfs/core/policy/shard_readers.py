@@ -318,7 +318,7 @@ NEAR_WINDOW = 32 * MIB
 under way would only take memory that no processor's cache has."""
 LARGE_READ = 512 * 1024
 LARGE_START = 4 * MIB
-"""The first window of who begins with such a read, as cat and cp do; a look at a header is shorter. The kernel
+"""The first window of a reader that begins with such a read, as cat and cp do; a look at a header is shorter. The kernel
 itself reads as far ahead of it."""
 MAX_STREAMS = 4
 """Most streams of one object: two interleaved readers, and a place each for a stray read."""

@@ -199,7 +199,7 @@ class SyntheticReader:
 
 
 def _fetched(content: Content) -> ByteRange:
-    """Return what to fetch of an object of which a range is wanted."""
+    """Return what to fetch of an object when a range of it is wanted."""
     size = content.info.size
     return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
 

@@ -173,7 +173,7 @@ class Shard:
     bucket: Bucket
     info: ObjectInfo
     name: bytes
-    """Of its folder, and what tells its members from others of the same name."""
+    """The name of its folder, which also distinguishes its members from others of the same name."""
     source: int = 0
     """The position of the word that names it."""
 
@@ -553,7 +553,7 @@ async def _find(pattern: ShardPattern, lister: Lister) -> ObjectInfo | None:
 TABLE_MAX = 256 << 20
 """Bytes of a table; ImageNet's has 40 MB."""
 CLASSES_MAX = 16 << 20
-"""Bytes of names of classes: a million of them, of which ImageNet has 21,841."""
+"""Bytes of names of classes: enough for a million; ImageNet has 21,841."""
 DIRECTORIES_MAX = 64
 """Directories of shards in which names of classes are looked for, which is a request each."""
 

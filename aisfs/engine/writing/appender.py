@@ -231,7 +231,7 @@ def _extends(new: MemberIndex, old: MemberIndex, replaced: int | None) -> bool:
 KEEP_SECONDS = 30.0
 """How long a copy waits for further members; longer than a program is busy with one of them."""
 KEPT_MAX = 8
-"""Shards of which copies wait; a copy has two open files."""
+"""Shards whose copies wait; a copy has two open files."""
 _TRIES = 5
 """How often a shard is read anew because another client changed it meanwhile."""
 

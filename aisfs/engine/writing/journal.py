@@ -166,7 +166,7 @@ _OWED_SECONDS = 5.0
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
 AT_ONCE_MAX = 64 << 10
-"""Bytes of a file that whoever answers requests may write to the disk itself."""
+"""Bytes of a file that the dispatcher may write to the disk itself."""
 QUICK_SECONDS = 0.001
 """A disk that took no longer the last time is quick: the dispatcher may wait for it."""
 _LOOK_SECONDS = 1.0
@@ -369,7 +369,7 @@ class Journal:
         for asked, outcome in written:
             try:
                 asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
-            except Exception:  # the others are to be told as well
+            except Exception:  # the others need their answers as well
                 log.exception(
                     "a close could not be answered: this is a bug in aisfs, please report it"
                 )

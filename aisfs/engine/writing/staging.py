@@ -78,7 +78,7 @@ class StagedFile:
         self.is_loaded = False
         """Whether it began as what the store had."""
         self.sent_ahead: UploadAhead | None = None
-        """To be told of changes to what was sent of it already."""
+        """What was sent of it already; it is notified of changes to these bytes."""
         self._call_at = NEVER
         self._call: Callable[[StagedFile], None] | None = None
 

@@ -184,7 +184,7 @@ def _next_frame(
 
 
 def _frame_at(journal: memoryview, place: int, least: int, seed: int) -> _Found | None:
-    """Return the frame of which a block begins here, unless it begins before `least`, or an old frame."""
+    """Return the frame whose block begins here, unless it begins before `least`, or an old frame."""
     if place + _HEAD.size <= len(journal):
         (
             mark,
@@ -354,7 +354,7 @@ class UnsentFile:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether its program was told that it is safe, so that it is uploaded without being asked."""
+        """Whether its close returned 0, so that it is uploaded without being asked for."""
         return self.path.suffix == JOURNAL
 
     @contextmanager
@@ -562,7 +562,7 @@ def park_journals(session: Path) -> int:
     """Keep the journals of a session for the next mount, if files in them wait; return how many do.
 
     Until the session's lock is removed, nobody looks at them. So it does not matter if only some are
-    moved before this process is killed: whoever comes next moves the others.
+    moved before this process is killed: the next process moves the others.
     """
     parked = session.parent / PARKED
     paths = _journals(session)
@@ -594,7 +594,7 @@ def sole_uploader(directory: Path) -> Iterator[bool]:
 
 
 def _remove_ended(directory: Path) -> None:
-    """Remove the parked journals of sessions of which no file waits."""
+    """Remove the parked journals of sessions without a waiting file."""
     for session in _parked_sessions(directory):
         paths = _journals(directory / PARKED, f"{session}-")
         if _left_in(session, paths).over:

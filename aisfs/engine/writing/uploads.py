@@ -50,7 +50,7 @@ _PARTS_AT_ONCE = 2
 
 @dataclass(eq=False, slots=True)
 class _Sending:
-    """A file of which parts are being sent."""
+    """A file whose parts are being sent."""
 
     staged: StagedFile
     record: StagedRecord

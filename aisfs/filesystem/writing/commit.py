@@ -624,7 +624,7 @@ class Committer:
 
 
 UPLOADS_AT_ONCE = 16
-"""Half of the connections of a mount: the others are for those who wait for an answer."""
+"""Half of the connections of a mount: the others are for requests that a program waits for."""
 LOOK_SECONDS = 0.5
 """How often it is looked for files that are due."""
 DOUBTFUL_MOST = 16
@@ -634,7 +634,7 @@ RETRY_SECONDS = 10.0
 
 
 class WriteBack:
-    """Uploads in the background; reports what has failed to whoever asks next."""
+    """Uploads in the background; reports what has failed to the next request that asks."""
 
     def __init__(self, committer: Committer, acknowledger: Acknowledger) -> None:
         """Upload with `committer` what `acknowledger` lets wait."""
