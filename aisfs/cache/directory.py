@@ -103,7 +103,7 @@ class CacheDirectory:
                 raise ConfigError(
                     f"cache directory {self.directory} is being opened by another process, "
                     f"for {_OPENING_SECONDS:.0f} s now: `fuser {self.directory / 'lock'}` "
-                    "tells which; end it, or use another --cache-dir"
+                    "shows which; end it, or use another --cache-dir"
                 )
             yield
         finally:

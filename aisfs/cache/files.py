@@ -480,7 +480,7 @@ def _decode(data: bytes) -> _File:
     start = len(_MAGIC) + _CHECK.size
     rest = data[start:]
     if data[:start] != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
-        raise ValueError("its checksum does not hold, or it has another format")
+        raise ValueError("its checksum is wrong, or it has another format")
     try:
         raw = zlib.decompressobj().decompress(rest, INFLATED_MAX)
         return msgspec.msgpack.decode(raw, type=_File)

@@ -224,7 +224,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         finally:
             self._forget(key, flight)
             if not flight.value and flight.error is None:
-                flight.error = Unavailable("the mount is going away")
+                flight.error = Unavailable("the mount is ending")
             flight.done.set()
 
     def _forget(self, key: KeyT, flight: _Flight[ValueT]) -> None:

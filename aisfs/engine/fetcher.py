@@ -327,7 +327,7 @@ class Fetcher:
                 part.finish(untraced(error))
         finally:
             if not part.done.is_set():
-                part.finish(Unavailable("the mount is going away"))
+                part.finish(Unavailable("the mount is ending"))
             if not kept:
                 self._drop(opened, part)
 
@@ -385,7 +385,7 @@ class Fetcher:
         self._hooks.landed()
 
     async def _finish(self, reservations: list[Reservation]) -> None:
-        """Return what was reserved and not used, even while the mount is going away."""
+        """Return what was reserved and not used, even while the mount is ending."""
         if reservations:
             with trio.CancelScope(shield=True):
                 for reservation in reservations:

@@ -885,4 +885,4 @@ async def whole_stream(
     if failed:
         raise failed[0]
     if position < info.size:
-        raise Unavailable("the mount is going away")
+        raise Unavailable("the mount is ending")

@@ -323,7 +323,7 @@ class Unpacker:
 
     async def _serve(self, content: _Content) -> None:
         """Make passes until no reader waits. Raises nothing but Cancelled."""
-        error: Exception = Unavailable("the mount is going away")
+        error: Exception = Unavailable("the mount is ending")
         try:
             while content.waiting or content.later:
                 end = await self._pass(content)

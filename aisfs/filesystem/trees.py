@@ -659,7 +659,7 @@ class SyntheticTree:
 
     async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
         """Refuse; see `changed`."""
-        raise Unsupported("virtual shards stay what they were when the mount began: mount again")
+        raise Unsupported("virtual shards do not change while they are mounted: mount again")
 
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what is in no shard."""

@@ -408,7 +408,7 @@ class DeathWatch:
             return
         setpriv = shutil.which("setpriv")
         if setpriv is None:
-            log.info("no guardian beside the mount: setpriv (util-linux) is not installed")
+            log.info("no death watch beside the mount: setpriv (util-linux) is not installed")
             return
         abort = CONNECTIONS / str(minor) / "abort"
         words = [str(abort), str(mountpoint or ""), str(os.getpid())]

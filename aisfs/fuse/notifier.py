@@ -27,7 +27,7 @@ CLOSE_SECONDS = 10.0
 INVALIDATE_SECONDS = 1.0
 """A look-up that is under way in the directory takes milliseconds; longer is a circle of waits."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN, errno.EPERM, errno.ENOTEMPTY)
-"""The kernel does not know the inode or the name any more, or the mount is going away."""
+"""The kernel does not know the inode or the name any more, or the mount is ending."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -184,7 +184,9 @@ class Notifier:
             try:
                 job()
             except Exception:
-                log.exception("telling the kernel failed: this is a bug in aisfs, please report it")
+                log.exception(
+                    "notifying the kernel failed: this is a bug in aisfs, please report it"
+                )
 
     def close(self) -> bool:
         """End after the message under way, which must still be able to get through.

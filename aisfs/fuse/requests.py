@@ -68,7 +68,7 @@ class Inbox(Generic[AskedT]):
 
         Args:
             serve: Told of each request in the trio thread; what must wait gets a task in the nursery.
-            refuse: Told of each one when the mount is going away, in either thread.
+            refuse: Called with each one when the mount ends, in either thread.
         """
         self._serve = serve
         self._refuse = refuse

@@ -92,7 +92,7 @@ class Watchdog:
                 self._interruptions.check()
             except Exception:
                 # What hangs must be noticed all the same.
-                log.exception("looking after interrupted requests failed: please report it")
+                log.exception("checking interrupted requests failed: please report it")
             stuck = self.stuck(time.monotonic())
             sights = sights + 1 if stuck == last else 1
             last = stuck

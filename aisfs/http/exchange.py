@@ -144,7 +144,7 @@ class _Incoming(io.RawIOBase):
         if got is None:  # within the socket's timeout, which the kernel keeps now
             raise TimeoutError("timed out")
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise TimeoutError("the reply trickles in")
+            raise TimeoutError("the reply comes too slowly")
         return got
 
     def _receive_all(self, view: Any) -> int | None:  # noqa: ANN401
@@ -192,7 +192,7 @@ class _Head:
         elif line.startswith(_ALERT):
             raise SpeaksTls
         elif not self._form.fullmatch(line):
-            raise HTTPException("the head of the reply holds what is no header")
+            raise HTTPException("the head of the reply has a line that is not a header")
         else:
             self._form = _HEADER
         return line
@@ -473,7 +473,7 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     if settings.client_ca and not settings.skip_verify_crt:
         check_authorities(settings.client_ca)
     if settings.client_key and not settings.client_cert:
-        raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
+        raise ConfigError("AIS_CRT_KEY needs AIS_CRT")
     cert: Any = str(settings.client_cert) if settings.client_cert else None
     if settings.client_cert:
         _check_key(settings)

@@ -208,7 +208,7 @@ def _inflate(data: memoryview, limits: Limits) -> tuple[memoryview, int]:
     if (magic, layout) != (_MAGIC, _LAYOUT):
         raise DamagedIndex(f"no index of layout {_LAYOUT}: it starts with {bytes(data[:5])!r}")
     if zlib.crc32(data[_MARK.size :]) != crc:
-        raise DamagedIndex("the checksum of the index does not hold")
+        raise DamagedIndex("the checksum of the index is wrong")
     length, description_length = _LENGTHS.unpack_from(data, _MARK.size)
     if description_length > limits.described or not (
         0 < description_length <= length <= min(limits.inflated, MAX_INFLATED)

@@ -664,7 +664,7 @@ def parse_shard_list(
     try:
         found = msgspec.json.decode(data, type=_List)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} is no list of shards as wids writes it: {error}") from None
+        raise ConfigError(f"{name} is not a wids shard list: {error}") from None
     if found.wids_version != _VERSION:
         raise ConfigError(f"{name}: only version {_VERSION} of wids' lists is understood")
     patterns = tuple(_patterns(name, found, directory, base))

@@ -195,7 +195,11 @@ class StagedFile:
             try:
                 self._write_record(structs.replace(self.record, upload=name))
             except AisfsError as error:
-                log.warning("%s: killed now, it would leave parts: %s", self.record.name, error)
+                log.warning(
+                    "%s: if the mount is killed now, parts of it stay in the store: %s",
+                    self.record.name,
+                    error,
+                )
 
     def _write_record(self, record: StagedRecord) -> None:
         if record == self.record:

@@ -579,7 +579,7 @@ class Committer:
         if file.pages_behind:
             await self._filesystem.kernel.invalidated(file.node.parent, file.node.name)
             file.pages_behind = False
-            raise NameGone("what was written to it came to nothing while it was opened")
+            raise NameGone("its last writes failed, and were dropped while it was opened")
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
