@@ -187,7 +187,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         return len(self._flights)
 
     def detach(self) -> None:
-        """Let the next caller for any key start anew; those that wait get what they wait for."""
+        """Let the next caller for any key start a new fetch; those that wait get what they wait for."""
         self._flights.clear()
 
     async def fetch(self, key: KeyT, work: Callable[[], Awaitable[ValueT]]) -> ValueT:

@@ -41,7 +41,7 @@ class Batches:
 
     @contextmanager
     def gathering(self) -> Iterator["BatchWindow | None"]:
-        """Gather parts that are begun in the block; None where they had better be read singly.
+        """Gather parts that are begun in the block; None where reading them singly is better.
 
         Nothing may be awaited in the block.
         """

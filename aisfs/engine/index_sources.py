@@ -414,7 +414,7 @@ class PublishedSource:
     # What they say -------------------------------------------------------------------------------
 
     async def _read(self, directory: _Directory, key: str) -> bytes | None:
-        """Return the bytes of a listed index; None if they cannot be had any more."""
+        """Return the bytes of a listed index; None if it is gone or cannot be read."""
         if key not in directory.ahead and key not in directory.pending:
             batch = self._batch(directory, key)
             done = trio.Event()

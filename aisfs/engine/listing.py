@@ -79,7 +79,7 @@ class BucketList:
         return latest if latest is not None and self._clock() < latest.expires else None
 
     def forget(self) -> None:
-        """List anew next time; nor is a list kept that is under way."""
+        """List again next time; a list that is under way is not kept either."""
         self._forgotten += 1
         self._latest = None
         self._requests.detach()

@@ -727,7 +727,7 @@ class RetainedParts:
     def first_to_go(self, reading: OpenObject | None = None) -> Retained | None:
         """Return what is missed least when memory is needed.
 
-        That is what can be had from the disk, then what a reader has passed, then what only a scan has
+        That is what the disk also has, then what a reader has passed, then what only a scan has
         read. If memory is needed to read ahead in an object, nothing that was scanned of that object goes:
         its reader comes to that first.
         """
@@ -761,7 +761,7 @@ class RetainedParts:
 
     @property
     def overfull(self) -> bool:
-        """Whether there are so many copies that others had better be had from the disk."""
+        """Whether there are so many copies that more should come from the disk."""
         return self._copies_size > 2 * COPIES_MAX
 
     @property

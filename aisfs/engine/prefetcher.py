@@ -135,7 +135,7 @@ class Prefetcher:
             self._fetch(bucket, info, after_reader=after_reader)
 
     def _widen(self, opened: OpenObject) -> None:
-        """Fetch as far ahead of a reader as is of use: nothing of it is wasted."""
+        """Widen the window of a reader of an object that is fetched whole: nothing of it is wasted."""
         with opened.lock:
             ahead = opened.read_ahead.widen()
         if ahead is not None:

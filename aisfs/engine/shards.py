@@ -414,7 +414,7 @@ class Indexer:
     ) -> dict[int, bytes]:
         """Return the contents of small members by row, with few requests for many of them.
 
-        Those that cannot be had this way are missing.
+        Those that cannot be read this way are missing.
 
         Raises:
             Stale: the shard changed meanwhile.

@@ -412,7 +412,7 @@ class FileSystem:
         self.kernel.invalidate_inode(ino)
 
     async def refresh(self, ino: int) -> int:
-        """Ask the store anew for all names below a directory, or in the directory of a file.
+        """Ask the store again for all names below a directory, or in the directory of a file.
 
         Of a dataset, all shards are found again. What is open stays as it is.
 

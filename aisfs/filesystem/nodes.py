@@ -140,7 +140,7 @@ def describe(node: Node) -> str:
 def identity(node: Node) -> bytes:
     """Spell what the inode number of a node is computed from.
 
-    The version alone is not enough: it starts again at 1 when an object is deleted and made anew.
+    The version alone is not enough: it starts again at 1 when an object is deleted and made again.
     """
     parts: tuple[object, ...]
     match node:

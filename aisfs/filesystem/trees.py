@@ -129,7 +129,7 @@ class Names(Protocol):
         ...
 
     async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
-        """Ask anew for all names below a directory of a bucket, or in the whole mount.
+        """Ask the store again for all names below a directory of a bucket, or in the whole mount.
 
         Returns:
             Names in the root that stand for something else now, and whose inodes do not say so.

@@ -317,8 +317,8 @@ async def _check(store: WritableStore, source: Source, *, writable: bool) -> boo
 
     Args:
         store: What to ask.
-        source: What is to be there; an empty directory is, but a warning says so.
-        writable: Whether an empty directory is as good as any, since it will be written to.
+        source: What must be there; an empty directory is accepted with a warning.
+        writable: No warning for an empty directory, since it will be written to.
 
     Returns:
         Whether anything was found.

@@ -192,7 +192,7 @@ class _OwnFile(logging.handlers.RotatingFileHandler):
 
 
 class _PrivateFile(logging.handlers.WatchedFileHandler):
-    """The file that was named. Made anew after logrotate has moved it."""
+    """The log file; made again after logrotate has moved it."""
 
     def _open(self) -> TextIOWrapper:
         return _open_private(self)

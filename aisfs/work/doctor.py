@@ -298,11 +298,11 @@ def _span(seconds: float) -> str:
 async def direct_checks(
     settings: ClusterSettings, source: Source, bucket: Bucket
 ) -> AsyncIterator[Check]:
-    """Check the way to a store, as far as the first obstacle.
+    """Check the way to a store, up to the first obstacle.
 
     Args:
         settings: How to reach it.
-        source: What is to be read, as it is served.
+        source: What to read, as it is served.
         bucket: One of its buckets, all of which that store has.
     """
     store, kind = bucket.store, kind_of(bucket)

@@ -65,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortPlan:
-    """What is to be sorted, and where to."""
+    """What `aisfs sort` sorts, and where it writes."""
 
     source: DatasetSource
     target: Bucket

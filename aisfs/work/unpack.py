@@ -293,7 +293,7 @@ class _Extraction:
         return _NewFile(fd, path, member, checked.mode)
 
     def _write(self, start: int, piece: memoryview) -> None:
-        """Write what a piece of the shard has of the member that goes by."""
+        """Write the part of the current member that a piece of the shard holds."""
         file = self._file
         if file is None:
             return

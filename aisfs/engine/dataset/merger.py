@@ -202,7 +202,7 @@ class Merger:
         return list(known.view.touching(None))  # files of other shards may go with it
 
     def renew(self, found: ShardSet) -> list[bytes]:
-        """Show the shards that were found anew; return the names in the root that may have changed."""
+        """Show the shards that were found again; return the names in the root that may have changed."""
         known = self.known
         if not self._shards.renew(found) or known is None:
             return []

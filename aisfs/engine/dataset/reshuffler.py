@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 async def reshuffle(
     shards: ShardSet, indexer: Indexer, view: ViewSpec, progress: OpenProgress
 ) -> tuple[list[ShuffledShard], Counter[str]]:
-    """Open all shards of a dataset and deal their samples out anew: shuffled, joined, or both.
+    """Open all shards of a dataset and distribute their samples: shuffled, joined, or both.
 
     `progress` follows the shards.
 

@@ -257,7 +257,7 @@ class ShardSet:
         self._count()
 
     def renew(self, found: "ShardSet") -> bool:
-        """Show the shards that were found anew; return whether they are others than before.
+        """Show the shards that were found again; return whether they are others than before.
 
         Those that were there keep their places, and new ones come last: listings go on.
         """

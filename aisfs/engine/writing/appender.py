@@ -45,7 +45,7 @@ _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 
 @dataclass(frozen=True, slots=True)
 class NewMember:
-    """What is to be in a shard."""
+    """A member to be added to a shard."""
 
     path: str
     content: Content | None
