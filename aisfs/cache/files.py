@@ -390,7 +390,7 @@ class ListingCache:
             cluster: Where the buckets are.
             scope: What else distinguishes listings: what the lister asks for, and what it shows.
             max_age: Seconds after which a listing is not used any more.
-            clock: Tells the seconds since the epoch.
+            clock: Returns the seconds since the epoch.
         """
         root = directory / _LAYOUT / "listings"
         self._files = _SmallFiles(root, ".aisl", limit_bytes, only_own=True)
@@ -480,7 +480,7 @@ def _decode(data: bytes) -> _File:
     start = len(_MAGIC) + _CHECK.size
     rest = data[start:]
     if data[:start] != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
-        raise ValueError("its checksum does not hold, or it has another format")
+        raise ValueError("its checksum is wrong, or it has another format")
     try:
         raw = zlib.decompressobj().decompress(rest, INFLATED_MAX)
         return msgspec.msgpack.decode(raw, type=_File)

@@ -4,16 +4,13 @@ An inode number stands for one version (invariant I2), but a program goes on usi
 writes to. So a written file keeps its number from the first change to the last lookup, whatever
 versions it becomes meanwhile; anybody else's new version of the object gets a number of its own.
 
-The lock of a written file: tasks of trio queue for it, the dispatcher takes it only when it is free.
+`ContentLock` is the lock of a written file: tasks of trio queue for it, the dispatcher takes it only when it is free. Modes and
+times of directories are kept here, too, since no store keeps them.
 
-Modes and times of directories, which have nowhere to be stored.
-
-Names that are being changed, which takes the store a while, and who has to wait for that.
-
-The kernel keeps the changes of one directory apart. But while a name goes it opens the file, and
-while a directory is renamed it does all it likes further down. A request that relies on such a name
-waits here until it is decided what the name stands for; else what is written meanwhile would go where it is
-deleted in the next moment.
+`NameChanges` holds the names that are being changed, which takes the store a while. The kernel keeps the changes of one
+directory apart. But while a name goes it opens the file, and while a directory is renamed it sends any request about what is
+below. A request that relies on such a name waits until it is decided what the name stands for; otherwise its data would go where
+it is deleted in the next moment.
 """
 
 import time

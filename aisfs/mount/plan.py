@@ -1,4 +1,4 @@
-"""What is to be mounted, and how: the arguments and options of a command as checked values."""
+"""The plan of a mount: the arguments and options of a command as checked values."""
 
 import os
 import sys
@@ -225,7 +225,7 @@ def plan_inspection(
 
 
 def existing(settings: Mapping[str, object], *, before_fork: bool = False) -> Callable[[str], bool]:
-    """Return the function that tells whether a local path, or a key or a directory of a bucket, exists.
+    """Return the function that finds out whether a local path, or a key or a directory of a bucket, exists.
 
     It asks once, without retries: what cannot be asked does not exist, and is explained when it is used. With
     `before_fork`, it asks in a child process: the clients of clouds start threads, and do nothing in a daemon that

@@ -1,4 +1,4 @@
-"""What was written and not uploaded: `aisfs recover`, and the start and the end of a mount with `--write-back`."""
+"""Uploads what earlier daemons wrote and did not upload: for `aisfs recover`, and at the start and end of a mount."""
 
 import logging
 import os

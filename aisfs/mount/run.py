@@ -108,7 +108,7 @@ class _PyfuseSession:
 
 
 class Start(Protocol):
-    """What is told how the start of a mount goes."""
+    """Receives the progress of the start of a mount."""
 
     def progress(self, state: Mapping[str, int | str | None]) -> None:
         """Note how far the shards of a dataset are that have to be opened first.

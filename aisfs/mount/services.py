@@ -358,7 +358,7 @@ def _open_indexes(plan: SourcePlan, blocks: BlockCache, origin: str = "") -> Ind
     scope += " recursive" if plan.tree.recursive else ""
     scope += " magic" if plan.tree.magic else ""
     scope += f" encoding={plan.tree.encoding}" if plan.tree.encoding else ""
-    # Who does not want published indexes does not want what other mounts have kept of them either.
+    # Without published indexes, what other mounts have kept of them is not wanted either.
     scope += "" if plan.tree.published_index else " unpublished"
     limit = _index_limit(blocks)
     return IndexCache(plan.cache.cache_dir, limit - limit // LISTING_SHARE, scope=scope)

@@ -1,4 +1,4 @@
-"""The store that has the objects of a source: connected, and checked once."""
+"""Connects to the store of a source, and checks once that the source is there."""
 
 import logging
 import os
@@ -317,8 +317,8 @@ async def _check(store: WritableStore, source: Source, *, writable: bool) -> boo
 
     Args:
         store: What to ask.
-        source: What is to be there; an empty directory is, but a warning says so.
-        writable: Whether an empty directory is as good as any, since it will be written to.
+        source: What must be there; an empty directory is accepted with a warning.
+        writable: No warning for an empty directory, since it will be written to.
 
     Returns:
         Whether anything was found.

@@ -1,4 +1,4 @@
-"""Buckets without a mount: `aisfs ls` a page of the listing at a time, `aisfs mb`, `aisfs rm`.
+"""Buckets without a mount: `aisfs ls`, a page of the listing at a time, `aisfs mb` and `aisfs rm`.
 
 Names come in the order of their keys, bytewise, as AIStore and `LC_ALL=C sort` order them. What a mount does
 not show is not listed either.

@@ -1,6 +1,6 @@
-"""`aisfs doctor`: every check of this machine, the cluster or store, and the mounts here, in the order shown.
+"""`aisfs doctor`: checks of this machine, the cluster or store, and the mounts here, in the order in which they are printed.
 
-Nothing here changes anything.
+The checks change nothing.
 """
 
 import base64
@@ -298,11 +298,11 @@ def _span(seconds: float) -> str:
 async def direct_checks(
     settings: ClusterSettings, source: Source, bucket: Bucket
 ) -> AsyncIterator[Check]:
-    """Check the way to a store, as far as the first obstacle.
+    """Check the way to a store, up to the first obstacle.
 
     Args:
         settings: How to reach it.
-        source: What is to be read, as it is served.
+        source: What to read, as it is served.
         bucket: One of its buckets, all of which that store has.
     """
     store, kind = bucket.store, kind_of(bucket)
@@ -646,7 +646,7 @@ def _silent(places: list[Path]) -> Iterator[Check]:
 
 
 _OF_MOUNT = ("endpoint", "cache_dir")
-"""Settings that a mount tells."""
+"""Settings that a mount reports."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 

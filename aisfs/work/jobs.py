@@ -1,15 +1,10 @@
-"""`aisfs jobs`: which jobs the cluster runs and has run.
+"""`aisfs jobs`: lists the cluster's jobs, starts them for other commands, and watches them.
 
-A cluster whose jobs are to be started or watched.
+A job that is watched shows its progress and is stopped on Ctrl-C. A second Ctrl-C stops the waiting, not the job, which the
+cluster was asked to stop by then.
 
-Has the cluster index shards: its job `index-shard` runs on all targets at once.
-
-Afterwards each index is compared with its shard, since a job may end well and still have left shards
-out: those that were read at that moment, and those that it could not read.
-
-Follows a job to its end, shows how far it is, and stops it on Ctrl-C.
-
-A second Ctrl-C stops the waiting, not the job, which the cluster was asked to stop by then.
+For `aisfs index --server`, the job `index-shard` runs on all targets at once. Afterwards each index is compared with its shard,
+since a job may end well and still have left shards out: those that were read at that moment, and those that it could not read.
 """
 
 import signal

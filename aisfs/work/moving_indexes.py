@@ -1,6 +1,6 @@
-"""`aisfs index --move`: published indexes from beside their shards into the bucket of indexes.
+"""`aisfs index --move`: moves published indexes from beside their shards into the bucket of indexes.
 
-All of them go, also those of shards that changed or are gone: whoever reads the bucket would trip over them.
+It moves all of them, also those of shards that changed or are gone: programs that read the bucket would trip over them.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -594,7 +594,7 @@ class PackOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """What is to be packed, and where to."""
+    """What `aisfs pack` packs, and where it writes."""
 
     tree: Tree
     place: Place

@@ -1,12 +1,7 @@
-"""The work of `aisfs index`, shard by shard.
+"""The work of `aisfs index` and of the indexes that `aisfs pack` publishes: each shard's index looked at and written.
 
-Indexes that other programs read, beside the shards or on this machine.
-
-The published indexes of shards that `aisfs pack` writes, whose members are known without reading them.
-
-What `aisfs index` is to do, as checked values.
-
-The published index of one shard: looked at and written.
+It also writes indexes that other programs read (wids, DALI), beside the shards or on this machine. What `aisfs index` is to do
+comes as checked values. The members of shards that `aisfs pack` writes are known without reading them.
 """
 
 import logging
@@ -233,7 +228,7 @@ class Exporter:
                 make_directory("--write-idx", Path(place).parent)
 
     def targets(self) -> list[str]:
-        """Return where everything would be written to, as far as names tell."""
+        """Return where everything would be written to, as far as names say."""
         if self._export.format is Format.WIDS:
             return [self._list_place()]
         tars = (shard for shard in self._shards if is_plain_tar(os.fsencode(shard.info.key)))

@@ -61,7 +61,7 @@ _TICK_TRIES = 3_000
 
 @dataclass(slots=True)
 class Noted:
-    """Lines about single members, of which there may be millions: the first ones, and how many."""
+    """Lines about single members, perhaps millions: the first ones, and how many."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
@@ -82,7 +82,7 @@ class Unpacked:
     skipped: Noted = field(default_factory=Noted)
     """Members that became no file, and why."""
     damaged: Noted = field(default_factory=Noted)
-    """Shards of which not all was read, and why."""
+    """Shards that were not read to their end, and why."""
 
 
 async def find_shards(
@@ -293,7 +293,7 @@ class _Extraction:
         return _NewFile(fd, path, member, checked.mode)
 
     def _write(self, start: int, piece: memoryview) -> None:
-        """Write what a piece of the shard has of the member that goes by."""
+        """Write the part of the current member that a piece of the shard holds."""
         file = self._file
         if file is None:
             return

@@ -1,12 +1,7 @@
-"""Reads a mount's shards and objects once, so that its daemon has them when training starts.
+"""`aisfs warm`: reads shards and objects once, so that they are in the cache when training starts.
 
-It reads through the mount as any program would; the daemon behind the mount fills the cache.
-
-Fills the disk cache from the cluster itself, for mounts that are made later.
-
-It uses the services of a mount, so a mount with the same cache directory finds all of it.
-
-What the arguments of `aisfs warm` mean: paths in mounts, and sources that need no mount.
+For a path, it reads through the mount as any program would, and the daemon behind the mount fills the cache. For a source it
+needs no mount: it uses the services of one, so a later mount with the same cache directory finds all of it.
 """
 
 import os
@@ -175,7 +170,7 @@ def warm(items: list[Item], summary: Summary, *, jobs: int, console: Console) ->
 
 
 def _kept(path: bytes, otherwise: int) -> int:
-    """Return how much of a file is on disk; `otherwise` if the mount cannot tell."""
+    """Return how much of a file is on disk; `otherwise` if the mount cannot say."""
     try:
         return int(os.getxattr(path, KEPT_ATTRIBUTE))
     except OSError:

@@ -1,7 +1,7 @@
-"""What a remote party may name: a list of shards that lies in a bucket, the author of a volume of Kubernetes.
+"""Decides what a remote party may name: a list of shards that lies in a bucket, the author of a volume of Kubernetes.
 
-Never a local file, and no host of its own choosing. Whatever becomes a source, a shard or a table
-because somebody else than the user of this machine wrote it is tried here first (invariant I17).
+It may name no local file, and no host of its own choosing. Whatever becomes a source, a shard or a table
+because somebody else than the user of this machine wrote it is checked here first (invariant I17).
 """
 
 import re

@@ -1,11 +1,10 @@
-"""The sources a user can mount, parsed from the command line.
+"""The sources that a user can mount, as typed on the command line, in a list file, or in a JSON list.
 
-Glob patterns over keys: which keys to show, and which directories need no listing.
+Globs over keys have wcmatch's syntax: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` are as in shells. `{000..}`
+stands for the numbers from 0 on with at least three digits, as `aisfs pack` counts. A pattern also says which directories need
+no listing.
 
-The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` as in shells. `{000..}`
-stands for the numbers from 0 on with at least three digits, as `aisfs pack` counts.
-
-Lists of shards as JSON, as wids writes and reads them: webdataset's library for random access.
+JSON lists of shards are those of wids, webdataset's library for random access:
 
     {"wids_version": 1, "shardlist": [{"url": "train-000.tar", "nsamples": 1000, "filesize": 30720000}]}
 
@@ -705,7 +704,7 @@ def parse_shard_list(
     try:
         found = msgspec.json.decode(data, type=_List)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} is no list of shards as wids writes it: {error}") from None
+        raise ConfigError(f"{name} is not a wids shard list: {error}") from None
     if found.wids_version != _VERSION:
         raise ConfigError(f"{name}: only version {_VERSION} of wids' lists is understood")
     patterns = tuple(_patterns(name, found, directory, base))

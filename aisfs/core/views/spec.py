@@ -1,4 +1,4 @@
-"""The values of `--view` and its options."""
+"""The values of `--view` and its options: which members a view shows, and where labels come from."""
 
 import os
 import re

@@ -1,6 +1,6 @@
-"""Builds the common directories of all shards, once they are asked for, and again when one changed.
+"""Builds the common tree of all shards when it is first asked for, and again when a shard has changed.
 
-Tells in the log what became of a join: which source lacks keys, which parts two of them have.
+It also logs how a join went: which source lacks keys, and which parts two of them have.
 """
 
 import logging
@@ -202,7 +202,7 @@ class Merger:
         return list(known.view.touching(None))  # files of other shards may go with it
 
     def renew(self, found: ShardSet) -> list[bytes]:
-        """Show the shards that were found anew; return the names in the root that may have changed."""
+        """Show the shards that were found again; return the names in the root that may have changed."""
         known = self.known
         if not self._shards.renew(found) or known is None:
             return []

@@ -1,9 +1,7 @@
-"""Virtual shards of the samples of shards: made once, from the indexes of all of them.
+"""Virtual shards of the samples of shards, laid out once from their indexes; and reads of virtual shards.
 
-Reads of virtual shards: the objects of the range, all at once, and those that come next.
-
-Small objects are fetched whole, since the next read wants the rest, and many of them with one
-request where the store does that.
+A read fetches the objects of its range, all at once, and some of those that come next. Small objects are fetched whole, since
+the next read wants the rest, and many of them with one request where the store does that.
 """
 
 import logging
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 async def reshuffle(
     shards: ShardSet, indexer: Indexer, view: ViewSpec, progress: OpenProgress
 ) -> tuple[list[ShuffledShard], Counter[str]]:
-    """Open all shards of a dataset and deal their samples out anew: shuffled, joined, or both.
+    """Open all shards of a dataset and distribute their samples: shuffled, joined, or both.
 
     `progress` follows the shards.
 
@@ -201,7 +199,7 @@ class SyntheticReader:
 
 
 def _fetched(content: Content) -> ByteRange:
-    """Return what to fetch of an object of which a range is wanted."""
+    """Return what to fetch of an object when a range of it is wanted."""
     size = content.info.size
     return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
 

@@ -1,14 +1,12 @@
-"""Brings what was written into the store, and changes names there.
+"""Uploads written files, and changes names in the store.
 
-Nothing here decides when; the file system does. What a call reports done, the store has confirmed;
-after an error the store holds what it held before.
+The file system decides when. What a call reports done, the store has confirmed; after an error the store holds what it held
+before.
 
-Large files are sent while they are written, so that their close waits for the last part only.
-
-A part is sent once all of it was written in order, and only once: AIStore destroys what it gets twice.
-So when bytes change afterwards, or it is unknown whether a part arrived, what was sent is thrown
-away, and the upload at the close sends all. Nothing of it is visible before: an error here only
-means parts that the close sends.
+Large files are sent while they are written, so that their close waits for the last part only. A part is sent once all of it was
+written in order, and only once: AIStore destroys what it gets twice. So when bytes change afterwards, or it is unknown whether a
+part arrived, what was sent is thrown away, and the upload at the close sends all. Nothing of it is visible before: an error here
+only means parts that the close sends.
 """
 
 import logging
@@ -52,7 +50,7 @@ _PARTS_AT_ONCE = 2
 
 @dataclass(eq=False, slots=True)
 class _Sending:
-    """A file of which parts are being sent."""
+    """A file whose parts are being sent."""
 
     staged: StagedFile
     record: StagedRecord

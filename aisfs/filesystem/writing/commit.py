@@ -1,11 +1,10 @@
 """What becomes of staged bytes: uploaded, kept for `aisfs recover`, or discarded.
 
-What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
-before; should it come to nothing, the staged bytes are kept.
+When `close` or `fsync` returns 0, the store has the file. Until then the store holds what it held
+before; if the upload fails for good, the staged bytes are kept.
 
-Files whose close does not wait for the store (`--write-back`): safe on the local disk first.
-
-Uploads the files that wait for it: when their time has come, on request, and at the end of the mount.
+With `--write-back`, the close of a small file waits only until the local disk has it (`Acknowledger`). `WriteBack` uploads such
+files: when their time has come, on request, and at the end of the mount.
 """
 
 import logging
@@ -580,7 +579,7 @@ class Committer:
         if file.pages_behind:
             await self._filesystem.kernel.invalidated(file.node.parent, file.node.name)
             file.pages_behind = False
-            raise NameGone("what was written to it came to nothing while it was opened")
+            raise NameGone("its last writes failed, and were dropped while it was opened")
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
@@ -625,7 +624,7 @@ class Committer:
 
 
 UPLOADS_AT_ONCE = 16
-"""Half of the connections of a mount: the others are for those who wait for an answer."""
+"""Half of the connections of a mount: the others are for requests that a program waits for."""
 LOOK_SECONDS = 0.5
 """How often it is looked for files that are due."""
 DOUBTFUL_MOST = 16
@@ -635,7 +634,7 @@ RETRY_SECONDS = 10.0
 
 
 class WriteBack:
-    """Uploads in the background; reports what has failed to whoever asks next."""
+    """Uploads in the background; reports what has failed to the next request that asks."""
 
     def __init__(self, committer: Committer, acknowledger: Acknowledger) -> None:
         """Upload with `committer` what `acknowledger` lets wait."""

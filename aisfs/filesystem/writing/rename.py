@@ -1,7 +1,4 @@
-"""Names of a mount that can be written: unlink, rmdir, rename.
-
-Renames of directories: of every object below one.
-"""
+"""Operations on names in a mount that can be written: unlink, rmdir, and rename, also of every object below a directory."""
 
 import logging
 import os
@@ -166,7 +163,7 @@ class DirectoryRenamer:
         )  # fmt: skip
 
     def _forget_older(self, bucket: Bucket, prefix: str, now: dict[str, ObjectInfo]) -> None:
-        """Have the kernel look up anew what other clients have changed or removed since it did.
+        """Have the kernel look up again what other clients have changed or removed since it did.
 
         Its numbers, and pages, of such a version do not go on under the new names.
         """
