@@ -808,8 +808,8 @@ class LocalStore(PlainStore):
         def work() -> ObjectInfo:
             subject = f"{bucket}/{expected.key}"
             with self._paths.open(bucket, expected.key) as descriptor, os_errors(subject):
-                if expected.same_content(_described(expected.key, descriptor)):
-                    change(descriptor, subject, custom)
+                _check_version(descriptor, bucket, expected)
+                change(descriptor, subject, custom)
                 return _described(expected.key, descriptor)
 
         return await self._run(work)

@@ -305,7 +305,7 @@ class MemoryStore(PlainStore):
         await self._enter("set_custom", bucket, expected.key)
         info, data = self._object(bucket, expected.key)
         if not expected.same_content(info):
-            return info
+            raise Stale(f"{bucket}/{expected.key} is another version")
         info = structs.replace(info, custom=dict(custom))
         self._buckets[bucket].objects[expected.key] = (info, data)
         return info

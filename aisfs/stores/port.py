@@ -373,9 +373,8 @@ class WritableStore(ObjectStore, Protocol):
     ) -> ObjectInfo:
         """Replace the custom metadata of the content `expected` and describe the object.
 
-        When the object has other bytes by now, the call may succeed without any effect.
-
         Raises:
+            Stale: it has other bytes by now.
             NotFound: no such object.
             Unsupported: the store or the bucket keeps none.
         """

@@ -1,12 +1,12 @@
 """Files that are opened, read and written while their names change, which takes the cluster its time."""
 
-import json
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
+from typing import Any
 
 import pytest
 
@@ -51,8 +51,17 @@ def folder(place: Writable) -> Path:
 def under_way(place: Writable, method: str, change: Callable[[], None]) -> Iterator[None]:
     """Make a change of names, and go on while the cluster has done `method` but not said so."""
     query = {"query_contains": "object_to"} if method == "PUT" else {}
-    match = {"method": method, "path_contains": "/v1/objects/b/", "marked": True, **query}
-    place.server.faults([{"match": match, "action": "stall", "seconds": 2}])
+    with stalled(place, {"method": method, "marked": True, **query}, change):
+        yield
+
+
+@contextmanager
+def stalled(
+    place: Writable, match: dict[str, Any], change: Callable[[], None], every: int = 1
+) -> Iterator[None]:
+    """Change something, and go on while the cluster has served a request that this takes but not said so."""
+    match = {"path_contains": "/v1/objects/b/", **match}
+    place.server.faults([{"match": match, "action": "stall", "seconds": 2, "every": every}])
     errors: list[Exception] = []
 
     def run() -> None:
@@ -64,18 +73,12 @@ def under_way(place: Writable, method: str, change: Callable[[], None]) -> Itera
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert eventually(lambda: held(place) or errors), "it is not under way"
+        assert eventually(lambda: place.server.held() or errors), "it is not under way"
         yield
     finally:
         thread.join()
         place.server.faults([])
     assert not errors, errors
-
-
-def held(place: Writable) -> bool:
-    """Whether the cluster holds a reply back."""
-    with urlopen(f"{place.server.endpoint}/-/faults") as reply:
-        return any(rule["held"] for rule in json.load(reply))
 
 
 def append(path: Path) -> None:
@@ -210,3 +213,23 @@ def test_changing_names_in_a_directory_that_is_being_renamed(place: Writable, fo
     assert stored(place, folder) == {}
     assert stored(place, new) == shown(new) == {"other": OLD, "three": OLD[:4]}
     assert (new / "empty").is_dir()
+
+
+def test_what_is_written_as_soon_as_a_large_file_was_put_together_stays(tmp_path: Path):
+    """Its mode and time are sent after its parts: what is there then may be another client's."""
+    large, theirs = OLD * 40, b"theirs\n" * 1000
+    with writable(
+        tmp_path.resolve(),
+        faulty=True,
+        options=["--part-size", "5MiB"],
+        expected_log=["was not uploaded"],
+    ) as place:
+        (place.path / "large").write_bytes(large)
+        fd = os.open(place.path / "large", os.O_WRONLY | os.O_APPEND)
+        os.write(fd, LINE)
+        with stalled(place, {"method": "PATCH"}, lambda: os.fsync(fd)):
+            place.put("large", theirs)
+        os.write(fd, LINE)
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            os.close(fd)
+        assert place.stored("large") == theirs

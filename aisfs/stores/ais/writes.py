@@ -126,7 +126,11 @@ class Mutations:
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
-        """Replace the custom metadata of the content `expected`."""
+        """Replace the custom metadata of the content `expected`.
+
+        Raises:
+            Stale: the object has another one by now.
+        """
         stamp = stamp_of(expected)
         text = encode_custom(custom, stamp)
         if not stamp:
@@ -139,20 +143,24 @@ class Mutations:
         ):  # it is kept with AIStore's copy, which has to be there, of this version
             await self._session.head(bucket, expected.key, latest=True)
         await self._do(requests.patch_custom(bucket, expected.key, text), bucket, expected.key)
-        return await self._session.head(bucket, expected.key)
+        now = await self._session.head(bucket, expected.key)
+        if not now.same_content(expected):
+            raise Stale(f"{bucket}/{expected.key}: another client has changed it meanwhile")
+        return now
 
     async def with_custom(
         self, bucket: Bucket, info: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
         """Make sure that an object just written has this custom metadata, where any is kept.
 
-        AIStore ignores it when the object was there already, and merges it when it copies.
+        AIStore ignores it when the object was there already, and merges it when it copies. What another client
+        has written since is not what was written here.
         """
         if info.custom == custom:
             return info
         try:
             return await self.set_custom(bucket, info, custom)
-        except (Unsupported, AccessDenied) as error:
+        except (Unsupported, AccessDenied, Stale) as error:
             log.debug("%s/%s: without custom metadata: %s", bucket, info.key, error)
             return info
 
