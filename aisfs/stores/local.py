@@ -785,13 +785,17 @@ class LocalStore(PlainStore):
 
         return await self._run(work)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename a file."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
 
         def work() -> ObjectInfo:
             with self._paths.open(bucket, key) as descriptor:
+                if expected is not None:
+                    _check_version(descriptor, bucket, expected)
                 self._paths.check_new(bucket, new_key)
                 with writing_errors(f"{bucket}/{new_key}"):
                     move(self._paths.root, raw_key(bucket, key), raw_key(bucket, new_key))

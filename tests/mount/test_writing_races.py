@@ -4,7 +4,9 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
         base,
         faulty=True,
         options=["--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600"],
-        expected_log=["failed", "was not uploaded"],
+        expected_log=["failed", "was not uploaded", "not renamed", "could not go back"],
         deadline=900,
     ) as place:
         yield place
@@ -222,14 +224,79 @@ def test_what_is_written_as_soon_as_a_large_file_was_put_together_stays(tmp_path
         tmp_path.resolve(),
         faulty=True,
         options=["--part-size", "5MiB"],
-        expected_log=["was not uploaded"],
+        expected_log=["was not uploaded", "flush failed"],
     ) as place:
         (place.path / "large").write_bytes(large)
         fd = os.open(place.path / "large", os.O_WRONLY | os.O_APPEND)
         os.write(fd, LINE)
         with stalled(place, {"method": "PATCH"}, lambda: os.fsync(fd)):
             place.put("large", theirs)
-        os.write(fd, LINE)
         with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-            os.close(fd)
+            write_and_close(fd)
         assert place.stored("large") == theirs
+
+
+def write_and_close(fd: int) -> None:
+    try:
+        os.write(fd, LINE)
+    finally:
+        os.close(fd)
+
+
+THEIRS = b"theirs, as long\n" * 10
+"""What another client writes meanwhile."""
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_is_written_while_it_is_being_renamed_is_not_taken_for_ours(
+    every: int, place: Writable, folder: Path
+):
+    """However late it is written: a program that goes on writing has the content of before."""
+    fd = os.open(folder / "one", os.O_WRONLY | os.O_APPEND)
+    os.write(fd, LINE)
+    os.fsync(fd)
+    key = f"{folder.name}/one"
+    rename = partial(os.rename, folder / "one", folder / "new")
+    with stalled(place, {"method": "HEAD", "path_contains": key}, rename, every):
+        place.put(key, THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        write_and_close(fd)
+    assert stored(place, folder) == shown(folder) == {"new": THEIRS, "two": OLD, "three": OLD}
+
+
+def test_nor_in_a_directory_that_is_being_renamed(place: Writable, folder: Path):
+    new = folder.with_name(f"{folder.name}-new")
+    fd = os.open(folder / "one", os.O_WRONLY | os.O_APPEND)
+    os.write(fd, LINE)
+    os.fsync(fd)
+    rename = partial(os.rename, folder, new)
+    with stalled(place, {"method": "HEAD", "path_contains": f"{folder.name}/"}, rename):
+        for name in ("one", "two"):
+            place.put(f"{folder.name}/{name}", THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        write_and_close(fd)
+    assert stored(place, new) == shown(new) == {"one": THEIRS, "two": THEIRS, "three": OLD}
+
+
+def test_a_directory_that_is_not_renamed_keeps_what_was_made_in_it_meanwhile(
+    place: Writable, folder: Path
+):
+    first, held_up, refused = sorted(["one", "two", "three"])  # the order of the listing
+    copying = {"method": "PUT", "query_contains": "object_to", "marked": True}
+    rules = [
+        {"match": {**copying, "path_contains": f"{folder.name}/{name}"}, **action}
+        for name, action in (
+            (held_up, {"action": "stall", "seconds": 2}),
+            (refused, {"action": "status", "status": 403, "times": -1}),
+        )
+    ]
+    place.server.faults(rules)
+    with ThreadPoolExecutor() as pool:
+        renaming = pool.submit(os.rename, folder, folder.with_name(f"{folder.name}-new"))
+        assert eventually(lambda: place.server.held() or renaming.done())
+        place.put(f"{folder.name}/{first}", THEIRS)
+    place.server.faults([])
+    assert isinstance(renaming.exception(), PermissionError)
+    expected = {first: THEIRS, refused: OLD, held_up: OLD}
+    assert stored(place, folder) == shown(folder) == expected
+    assert place.stored(f"{folder.name}-new/{first}") == OLD

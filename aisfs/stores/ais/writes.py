@@ -57,6 +57,7 @@ from aisfs.stores.port import (
     PartOfContent,
     Progress,
     Sink,
+    check_expected,
     checksum_of,
     in_memory,
     pieces_of,
@@ -104,9 +105,12 @@ class Mutations:
         source = await self._session.head(bucket, key, latest=bucket.is_attached)
         return await self._copied(bucket, source, to_bucket, new_key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, expected: ObjectInfo | None
+    ) -> ObjectInfo:
         """Copy, make sure, delete what was copied."""
         source = await self._session.head(bucket, key, latest=bucket.is_attached)
+        check_expected(f"{bucket}/{key}", expected, source)
         renamed = await self._copied(bucket, source, bucket, new_key)
 
         async def remove() -> None:
@@ -144,8 +148,7 @@ class Mutations:
             await self._session.head(bucket, expected.key, latest=True)
         await self._do(requests.patch_custom(bucket, expected.key, text), bucket, expected.key)
         now = await self._session.head(bucket, expected.key)
-        if not now.same_content(expected):
-            raise Stale(f"{bucket}/{expected.key}: another client has changed it meanwhile")
+        check_expected(f"{bucket}/{expected.key}", expected, now)
         return now
 
     async def with_custom(

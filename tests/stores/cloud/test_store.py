@@ -96,7 +96,7 @@ async def test_requests_are_counted(store):
     await store.remove(PETS, "newer")
     await store.list_page(PETS, "")
     assert store.counted == {
-        "put": 1, "head": 6, "get": 1, "copy": 1, "delete": 2, "list": 1,
+        "put": 1, "head": 7, "get": 1, "copy": 1, "delete": 2, "list": 1,
     }  # fmt: skip
 
 
