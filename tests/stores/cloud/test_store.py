@@ -27,6 +27,7 @@ from aisfs.stores.cloud import CloudStore
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, pages_of
 from tests.support.clouds import S3, moto, s3_environment
+from tests.support.mounts import eventually
 from tests.support.servers import RunningServer, running_server
 
 PETS = Bucket("pets", Provider.S3)
@@ -163,6 +164,36 @@ async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server:
     with pytest.raises(AlreadyExists):
         await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
     await store.remove(PETS, "lock")
+
+
+@pytest.mark.parametrize("only_new", ["", "mine"], ids=["an older version", "an earlier try"])
+async def test_what_is_written_after_a_conflict_was_looked_into_stays(
+    only_new: str, store, server: RunningServer
+):
+    base = await store.upload(PETS, "log", BytesContent(b"mine"), only_new="mine")
+    server.faults(
+        [
+            {"action": "status", "status": 412, "match": {"method": "PUT"}},
+            {
+                "action": "stall",
+                "seconds": 1,
+                "match": {"method": "HEAD"},
+                "every": 1 if only_new else 2,
+            },
+        ]
+    )
+    condition = {"only_new": only_new} if only_new else {"replaces": base}
+
+    def write() -> None:
+        assert eventually(server.held)
+        (server.root / "pets" / "log").write_bytes(b"theirs")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, write)
+        with pytest.raises(Unavailable):
+            await store.upload(PETS, "log", BytesContent(b"and more"), **condition)
+    assert (server.root / "pets" / "log").read_bytes() == b"theirs"
+    await store.remove(PETS, "log")
 
 
 async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningServer, caplog):
