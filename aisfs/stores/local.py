@@ -135,13 +135,19 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What opening a directory gives that was removed or replaced meanwhile."""
 
 
-def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_result:
+def publish(
+    root: bytes,
+    key: bytes,
+    write: Callable[[int], None],
+    check: Callable[[], None] = lambda: None,
+) -> os.stat_result:
     """Put a new file in place of whatever file is there.
 
     Args:
         root: The directory that stays, however empty it gets.
         key: Path of the file, relative to `root`.
         write: Writes the content to a descriptor; what it raises comes out.
+        check: Raises if what is there must stay. Called last of all, since the disk may take its time.
     """
     folder, name = os.path.split(key)
     fresh = UNFINISHED + uuid.uuid4().hex.encode()
@@ -163,6 +169,7 @@ def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_re
                 os.fchmod(descriptor, stat.S_IMODE(mode))
             write(descriptor)
             os.fsync(descriptor)
+            check()
             os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
             result = os.fstat(descriptor)
         except BaseException:
@@ -755,12 +762,13 @@ class LocalStore(PlainStore):
         """Write one file whole, or not at all."""
         encode_custom(custom, "")
 
-        def write(descriptor: int) -> None:
-            write_content(descriptor, content, progress)
+        write = partial(write_content, content=content, progress=progress)
+
+        def check() -> None:
             if only_new or replaces is not None:
                 check_condition(f"{bucket}/{key}", only_new, replaces, self._there(bucket, key))
 
-        return await self._run(partial(self._publish, bucket, key, write, custom))
+        return await self._run(partial(self._publish, bucket, key, write, custom, check))
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one file."""
@@ -833,7 +841,12 @@ class LocalStore(PlainStore):
     # In worker threads ------------------------------------------------------------------------
 
     def _publish(
-        self, bucket: Bucket, key: str, write: Callable[[int], None], custom: Mapping[str, str]
+        self,
+        bucket: Bucket,
+        key: str,
+        write: Callable[[int], None],
+        custom: Mapping[str, str],
+        check: Callable[[], None] = lambda: None,
     ) -> ObjectInfo:
         self._paths.check_new(bucket, key)
         subject = f"{bucket}/{key}"
@@ -847,7 +860,7 @@ class LocalStore(PlainStore):
             info = _described(key, descriptor)
 
         with writing_errors(subject):
-            publish(self._paths.root, raw_key(bucket, key), write_all)
+            publish(self._paths.root, raw_key(bucket, key), write_all, check)
         return info
 
     def _list(self, bucket: Bucket, prefix: str) -> Page:
