@@ -332,7 +332,7 @@ class Renamer:
             self._overlay.remove(node.bucket, node.info.key)
         else:
             async with file.lock:
-                if file.base is not None:
+                if file.base is not None or file.may_be_stored:
                     await self._writer.remove(node.bucket, node.info.key)
                 with self._overlay.namespace_lock:
                     self._unname(file)
@@ -539,7 +539,7 @@ class Renamer:
         gives every new file its name so.
         """
         file = self._inodes.current(node) if isinstance(node, ObjectNode) else None
-        if file is None or not file.waits or file.base is not None:
+        if file is None or not file.waits or file.base is not None or file.may_be_stored:
             return False
         with self._overlay.namespace_lock:
             return self._overlay.held.is_fresh(target.bucket, target.prefix)
@@ -559,6 +559,8 @@ class Renamer:
         """
         acknowledger = self._committer.acknowledger
         new = file.waits and file.base is None
+        if file.may_be_stored or (gone is not None and gone.may_be_stored):
+            return False  # else it would stay under the old name, or count as another client's
         if acknowledger is None or not new or listing.is_shard(os.fsencode(key)):
             return False
         base = _stored(victim, gone)
