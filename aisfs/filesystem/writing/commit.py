@@ -455,8 +455,9 @@ class Committer:
     def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
         """Show an object whose mode or time was changed; in a directory it is another version then.
 
-        If it is a shard, the kernel's numbers in it stand for that version.
+        If it is a shard, the kernel's numbers in it stand for that version, and its copy on the local disk is of it.
         """
+        self._writer.appender.restamped(bucket, old, new)
         with self._overlay.namespace_lock:
             shard = ShardNode(bucket, old, 0, b"")
             number = self._inodes.number(shard)
