@@ -141,6 +141,8 @@ class WrittenFile:
     """It has no name any more; nothing of it is uploaded."""
     detached_because: AisfsError | None = None
     """Why what was written is not to be seen here any more."""
+    may_be_stored: bool = False
+    """Whether the store may have it already, and not `base`: it is not known what an upload did."""
     failed: AisfsError | None = None
     """Why the last attempt to upload it failed; None after the next write."""
     write_error: AisfsError | None = None

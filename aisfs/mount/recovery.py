@@ -2,6 +2,7 @@
 
 import logging
 import os
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -183,17 +184,25 @@ def _by_name(files: Sequence[UnsentFile]) -> list[list[UnsentFile]]:
 
 
 async def _upload_acknowledged(store: WritableStore, one: UnsentFile) -> None:
-    record = one.record
     try:
         with one.content() as content:
-            await _check_unchanged(store, record, content)
-            custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
-            only_new = record.only_new
-            await store.upload(
-                Upload(record.bucket, record.key, content, custom, only_new=only_new)
-            )
+            await _upload_object(store, one, content)
     except OSError as error:
         raise Unavailable(f"{one.path}: {error.strerror}") from error
+
+
+async def _upload_object(
+    store: WritableStore, one: UnsentFile, content: Content, *, force: bool = False
+) -> None:
+    """Make a file the object's content; without `force` it replaces only what is there now, if it may at all."""
+    record, now, only_new = one.record, None, ""
+    if not force:
+        now = await _check_unchanged(store, record, content)
+        only_new = (record.only_new or uuid.uuid4().hex) if now is None else ""
+    custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
+    await store.upload(
+        Upload(record.bucket, record.key, content, custom, only_new=only_new, replaces=now)
+    )
 
 
 def _forget(one: UnsentFile | LostPart) -> None:
@@ -228,13 +237,7 @@ async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
             if record.member:
                 await _append(store, one, content, force, settings)
             else:
-                if not force:
-                    await _check_unchanged(store, record, content)
-                custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
-                only_new = "" if force else record.only_new
-                await store.upload(
-                    Upload(record.bucket, record.key, content, custom, only_new=only_new)
-                )
+                await _upload_object(store, one, content, force=force)
         return await _abandon(store, record) if record.upload else ""
 
 
@@ -317,13 +320,20 @@ async def _opened(record: StagedRecord) -> AsyncIterator[WritableStore]:
         await store.aclose()
 
 
-async def _check_unchanged(store: WritableStore, record: StagedRecord, content: Content) -> None:
-    """Refuse to overwrite anything but the version it was made from, or the very same bytes."""
+async def _check_unchanged(
+    store: WritableStore, record: StagedRecord, content: Content
+) -> ObjectInfo | None:
+    """Return what is there, if anything: the version that a file was made from, or the very same bytes.
+
+    Raises:
+        Stale: it is something else.
+    """
     now: ObjectInfo | None = None
     with suppress(NotFound):
         now = await store.head(record.bucket, record.key)
     if version_text(now) != record.base and not (now is not None and await _is(now, content)):
         raise Stale("the object was changed by somebody else since; --force uploads over it")
+    return now
 
 
 async def _is(info: ObjectInfo, content: Content) -> bool:

@@ -53,6 +53,7 @@ from aisfs.stores.port import (
     PlainStore,
     Sink,
     Upload,
+    check_expected,
     uncounted,
 )
 
@@ -282,10 +283,15 @@ class CloudStore(PlainStore):
         """Copy an object within its bucket; the cloud does it."""
         if (bucket, key) == (to_bucket, new_key):
             raise ValueError(f"{bucket}/{key}: a copy onto itself")
+        return await self._copy(bucket, await self.head(bucket, key), to_bucket, new_key)
+
+    async def _copy(
+        self, bucket: Bucket, info: ObjectInfo, to_bucket: Bucket, new_key: str
+    ) -> ObjectInfo:
+        key = info.key
         _check_new(to_bucket, new_key)
         await self._check_spelling(to_bucket, new_key)
         subject, client = self._subject(bucket, key), self._writes(bucket)
-        info = await self.head(bucket, key)
         if bucket != to_bucket:
             await self._check_bucket(to_bucket)
             raise CrossDevice(f"{subject}: {to_bucket} is another bucket")
@@ -323,12 +329,21 @@ class CloudStore(PlainStore):
             )
         return copied
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Copy an object and delete the old one."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: a rename to itself")
-        info = await self.copy(bucket, key, bucket, new_key)
-        delete = partial(self._delete, self._writes(bucket), bucket, key)
+        source = await self.head(bucket, key)
+        check_expected(f"{bucket}/{key}", expected, source)
+        info = await self._copy(bucket, source, bucket, new_key)
+
+        async def delete() -> None:
+            # A large copy takes minutes. What somebody else wrote meanwhile stays.
+            if source.same_content(await self.head(bucket, key)):
+                await self._delete(self._writes(bucket), bucket, key)
+
         # Only this is repeated: nothing could be copied again after a removal whose answer was lost.
         with suppress(NotFound):
             await self._retrier.run(f"{bucket}/{key}", delete)

@@ -75,9 +75,14 @@ class Uploads:
         try:
             return await whole(mode=mode)
         except (AlreadyExists, Stale):
-            if await look() == "create":  # what S3 says of two writers at once, too
-                raise Unavailable(f"{upload}: somebody else writes it, too") from None
-            return await whole()
+            # What S3 says of two writers at once, too: then it is as it was, or not there, for a moment more.
+            mode = await look()
+            try:
+                if mode != "create":
+                    return await whole(mode=mode)
+            except (AlreadyExists, Stale):
+                pass
+            raise Unavailable(f"{upload}: somebody else writes it, too") from None
         except Unsupported as error:
             await look()
             etag = await whole()

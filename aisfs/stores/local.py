@@ -133,13 +133,19 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What opening a directory gives that was removed or replaced meanwhile."""
 
 
-def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_result:
+def publish(
+    root: bytes,
+    key: bytes,
+    write: Callable[[int], None],
+    check: Callable[[], None] = lambda: None,
+) -> os.stat_result:
     """Put a new file in place of whatever file is there.
 
     Args:
         root: The directory that stays, however empty it gets.
         key: Path of the file, relative to `root`.
         write: Writes the content to a descriptor; what it raises comes out.
+        check: Raises if what is there must stay. Called last of all, since the disk may take its time.
     """
     folder, name = os.path.split(key)
     fresh = UNFINISHED + uuid.uuid4().hex.encode()
@@ -161,6 +167,7 @@ def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_re
                 os.fchmod(descriptor, stat.S_IMODE(mode))
             write(descriptor)
             os.fsync(descriptor)
+            check()
             os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
             result = os.fstat(descriptor)
         except BaseException:
@@ -742,12 +749,13 @@ class LocalStore(PlainStore):
         bucket, key = upload.bucket, upload.key
         encode_custom(upload.custom, "")
 
-        def write(descriptor: int) -> None:
-            write_content(descriptor, upload.content, upload.progress)
+        write = partial(write_content, content=upload.content, progress=upload.progress)
+
+        def check() -> None:
             if upload.is_conditional:
                 upload.check(self._there(bucket, key))
 
-        return await self._run(partial(self._publish, bucket, key, write, upload.custom))
+        return await self._run(partial(self._publish, bucket, key, write, upload.custom, check))
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one file."""
@@ -772,13 +780,17 @@ class LocalStore(PlainStore):
 
         return await self._run(work)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename a file."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
 
         def work() -> ObjectInfo:
             with self._paths.open(bucket, key) as descriptor:
+                if expected is not None:
+                    _check_version(descriptor, bucket, expected)
                 self._paths.check_new(bucket, new_key)
                 with writing_errors(f"{bucket}/{new_key}"):
                     move(self._paths.root, raw_key(bucket, key), raw_key(bucket, new_key))
@@ -795,8 +807,8 @@ class LocalStore(PlainStore):
         def work() -> ObjectInfo:
             subject = f"{bucket}/{expected.key}"
             with self._paths.open(bucket, expected.key) as descriptor, os_errors(subject):
-                if expected.same_content(_described(expected.key, descriptor)):
-                    change(descriptor, subject, custom)
+                _check_version(descriptor, bucket, expected)
+                change(descriptor, subject, custom)
                 return _described(expected.key, descriptor)
 
         return await self._run(work)
@@ -816,7 +828,12 @@ class LocalStore(PlainStore):
     # In worker threads ------------------------------------------------------------------------
 
     def _publish(
-        self, bucket: Bucket, key: str, write: Callable[[int], None], custom: Mapping[str, str]
+        self,
+        bucket: Bucket,
+        key: str,
+        write: Callable[[int], None],
+        custom: Mapping[str, str],
+        check: Callable[[], None] = lambda: None,
     ) -> ObjectInfo:
         self._paths.check_new(bucket, key)
         subject = f"{bucket}/{key}"
@@ -830,7 +847,7 @@ class LocalStore(PlainStore):
             info = _described(key, descriptor)
 
         with writing_errors(subject):
-            publish(self._paths.root, raw_key(bucket, key), write_all)
+            publish(self._paths.root, raw_key(bucket, key), write_all, check)
         return info
 
     def _list(self, bucket: Bucket, prefix: str) -> Page:

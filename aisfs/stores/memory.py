@@ -23,6 +23,7 @@ from aisfs.stores.port import (
     PlainStore,
     Sink,
     Upload,
+    check_expected,
 )
 
 T = TypeVar("T")
@@ -272,13 +273,16 @@ class MemoryStore(PlainStore):
         self._contents(to_bucket)
         return self._write(to_bucket, new_key, data, info.custom)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename an object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         check_new_key(bucket, new_key)
         await self._enter("rename", bucket, key)
         info, data = self._object(bucket, key)
+        check_expected(f"{bucket}/{key}", expected, info)
         self.delete(bucket, key)
         return self._write(bucket, new_key, data, info.custom)
 
@@ -289,8 +293,7 @@ class MemoryStore(PlainStore):
         encode_custom(custom, "")
         await self._enter("set_custom", bucket, expected.key)
         info, data = self._object(bucket, expected.key)
-        if not expected.same_content(info):
-            return info
+        check_expected(f"{bucket}/{expected.key}", expected, info)
         info = structs.replace(info, custom=dict(custom))
         self._buckets[bucket].objects[expected.key] = (info, data)
         return info

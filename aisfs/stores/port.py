@@ -373,13 +373,16 @@ class WritableStore(ObjectStore, Protocol):
         """
         ...
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename an object within its bucket; it keeps its custom metadata.
 
         Not atomic everywhere: both names may be there for a while, and after a failure, but
-        never none of them.
+        never none of them. With `expected` it is renamed only if it is that version.
 
         Raises:
+            Stale: it is another version by now.
             NotFound: no such object.
             ValueError: both names are the same: the caller's bug.
         """
@@ -390,9 +393,8 @@ class WritableStore(ObjectStore, Protocol):
     ) -> ObjectInfo:
         """Replace the custom metadata of the content `expected` and describe the object.
 
-        When the object has other bytes by now, the call may succeed without any effect.
-
         Raises:
+            Stale: it has other bytes by now.
             NotFound: no such object.
             Unsupported: the store or the bucket keeps none.
         """
@@ -524,6 +526,16 @@ async def pages_of(store: ObjectStore, bucket: Bucket, prefix: str) -> AsyncIter
             return
 
 
+def check_expected(subject: str, expected: ObjectInfo | None, there: ObjectInfo) -> None:
+    """Make sure that an object is the version that is meant, if one is.
+
+    Raises:
+        Stale: it is another one.
+    """
+    if expected is not None and not there.same_content(expected):
+        raise Stale(f"{subject}: another client has changed it meanwhile")
+
+
 class _Listed(Protocol):
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page: ...
 
@@ -577,7 +589,9 @@ class ReadOnlyStore(PlainStore):
         """Refuse."""
         raise _refusal(to_bucket)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Refuse."""
         raise _refusal(bucket)
 

@@ -358,6 +358,12 @@ class Appender:
         assert mine.info is not None, "each waiting member gets an answer"
         return mine.info
 
+    def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
+        """Let the next members keep the mode and time that a shard was given."""
+        shard = self._shards.get((bucket, new.key))
+        if shard is not None and shard.kept is not None and shard.kept.info.same_content(old):
+            shard.kept.info = new
+
     async def _write_waiting(self, bucket: Bucket, key: str, shard: _Shard) -> None:
         """Write a shard with all members that wait; each gets its answer."""
         batch, shard.waiting = shard.waiting, []

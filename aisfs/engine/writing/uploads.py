@@ -350,9 +350,15 @@ class Writer:
         with suppress(NotFound):
             await self._store.remove(bucket, key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Rename an object; what had the new name is gone."""
-        return await self._store.rename(bucket, key, new_key)
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        """Rename an object; what had the new name is gone.
+
+        Raises:
+            Stale: it is not `expected` any more.
+        """
+        return await self._store.rename(bucket, key, new_key, expected=expected)
 
     async def objects_below(self, bucket: Bucket, prefix: str, limit: int) -> list[ObjectInfo]:
         """Find all objects whose keys start with `prefix`, as they are now.

@@ -361,9 +361,11 @@ class Committer:
             return False
         if file.write_error is not None:
             raise file.write_error
+        file.may_be_stored = not file.member
         try:
             info = await self._upload(file)
         except AisfsError as error:
+            file.may_be_stored &= not lasts(error)
             if not file.acknowledged or lasts(error):  # else it goes on waiting
                 file.failed = error
             raise
@@ -371,7 +373,7 @@ class Committer:
             file.staged.mark_clean()
         with self._overlay.namespace_lock:
             file.base = info
-            file.dirty = file.overwrites = False
+            file.dirty = file.overwrites = file.may_be_stored = False
             file.failed = None
             if not file.member:
                 self._overlay.settle(file.bucket, file.key, info)
@@ -442,8 +444,9 @@ class Committer:
     def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
         """Show an object whose mode or time was changed; in a directory it is another version then.
 
-        If it is a shard, the kernel's numbers in it stand for that version.
+        If it is a shard, the kernel's numbers in it stand for that version, and its copy on the local disk is of it.
         """
+        self._writer.appender.restamped(bucket, old, new)
         with self._overlay.namespace_lock:
             shard = ShardNode(bucket, old, 0, b"")
             number = self._inodes.number(shard)

@@ -176,9 +176,11 @@ class AttributeSetter:
         assert file.base is not None, "what is not dirty is in the store"
         base = file.base
         try:
-            file.base = await self._writer.set_attributes(
-                file.bucket, file.base, mtime_ns=file.mtime_ns, mode=file.mode
-            )
+            await self._open_files.check_stored(file.node, base)  # what others wrote keeps its own
+            with self._filesystem.noticing_change(file.node):
+                file.base = await self._writer.set_attributes(
+                    file.bucket, base, mtime_ns=file.mtime_ns, mode=file.mode
+                )
         except AisfsError as error:
             # `touch` closes a copy of its descriptor, which uploads the file, before it sets the time.
             still_written = file.staged is not None and file.writers > 0

@@ -596,13 +596,15 @@ class AISClient:
         async with self._telling_of_emptied(to_bucket, new_key):
             return await self._edits.copy(bucket, key, to_bucket, new_key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Copy, make sure, delete: AIStore's own rename may lose the object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         names.check_new_key(bucket, new_key)
         async with self._telling_of_emptied(bucket, new_key):
-            return await self._edits.rename(bucket, key, new_key)
+            return await self._edits.rename(bucket, key, new_key, expected)
 
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]

@@ -56,6 +56,7 @@ from aisfs.stores.port import (
     Progress,
     Sink,
     Upload,
+    check_expected,
     checksum_of,
     in_memory,
     pieces_of,
@@ -105,9 +106,12 @@ class Mutations:
         source = await self._session.head(bucket, key, latest=bucket.is_attached)
         return await self._copied(bucket, source, to_bucket, new_key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, expected: ObjectInfo | None
+    ) -> ObjectInfo:
         """Copy, make sure, delete what was copied."""
         source = await self._session.head(bucket, key, latest=bucket.is_attached)
+        check_expected(f"{bucket}/{key}", expected, source)
         renamed = await self._copied(bucket, source, bucket, new_key)
 
         async def remove() -> None:
@@ -127,7 +131,11 @@ class Mutations:
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
-        """Replace the custom metadata of the content `expected`."""
+        """Replace the custom metadata of the content `expected`.
+
+        Raises:
+            Stale: the object has another one by now.
+        """
         stamp = stamp_of(expected)
         text = encode_custom(custom, stamp)
         if not stamp:
@@ -140,20 +148,23 @@ class Mutations:
         ):  # it is kept with AIStore's copy, which has to be there, of this version
             await self._session.head(bucket, expected.key, latest=True)
         await self._do(requests.patch_custom(bucket, expected.key, text), bucket, expected.key)
-        return await self._session.head(bucket, expected.key)
+        now = await self._session.head(bucket, expected.key)
+        check_expected(f"{bucket}/{expected.key}", expected, now)
+        return now
 
     async def with_custom(
         self, bucket: Bucket, info: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
         """Make sure that an object just written has this custom metadata, where any is kept.
 
-        AIStore ignores it when the object was there already, and merges it when it copies.
+        AIStore ignores it when the object was there already, and merges it when it copies. What another client
+        has written since is not what was written here.
         """
         if info.custom == custom:
             return info
         try:
             return await self.set_custom(bucket, info, custom)
-        except (Unsupported, AccessDenied) as error:
+        except (Unsupported, AccessDenied, Stale) as error:
             log.debug("%s/%s: without custom metadata: %s", bucket, info.key, error)
             return info
 
@@ -702,8 +713,12 @@ class Uploads:
         return info
 
     def settle(self, upload: Upload) -> None:
-        """Forget what was sent: its writer knows the version. What has the older one must not replace it."""
-        self._sent.pop((upload.bucket, upload.key), None)
+        """Forget what was sent: its writer knows the version. What has the older one must not replace it.
+
+        Not what was to be new: its mark names the writer.
+        """
+        if not upload.only_new:
+            self._sent.pop((upload.bucket, upload.key), None)
 
     def _note(self, upload: Upload, sent: ObjectInfo) -> None:
         if upload.is_conditional:

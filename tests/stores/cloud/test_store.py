@@ -4,7 +4,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import trio
@@ -28,6 +28,7 @@ from aisfs.stores.cloud import CloudStore
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, Upload, pages_of
 from tests.support.clouds import _SIGNED, S3, moto, s3_environment
+from tests.support.mounts import eventually
 from tests.support.servers import RunningServer, running_server
 
 PETS = Bucket("pets", Provider.S3)
@@ -53,6 +54,9 @@ class Faulty:
 
     def faults(self, rules: Sequence[dict[str, object]]) -> None:
         self.proxy.faults(rules)
+
+    def held(self) -> bool:
+        return self.proxy.held()
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,7 @@ async def test_requests_are_counted(writable):
     await writable.remove(PETS, "newer")
     await writable.list_page(PETS, "")
     assert writable.counted == {
-        "put": 1, "head": 6, "get": 1, "copy": 1, "delete": 2, "list": 1,
+        "put": 1, "head": 7, "get": 1, "copy": 1, "delete": 2, "list": 1,
     }  # fmt: skip
 
 
@@ -198,6 +202,38 @@ async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(writable, clou
     with pytest.raises(AlreadyExists):
         await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
     await writable.remove(PETS, "lock")
+
+
+@pytest.mark.parametrize("only_new", ["", "mine"], ids=["an older version", "an earlier try"])
+async def test_what_is_written_after_a_conflict_was_looked_into_stays(
+    only_new: str, writable, cloud: Faulty
+):
+    base = await writable.upload(Upload(PETS, "log", BytesContent(b"mine"), only_new="mine"))
+    cloud.faults(
+        [
+            {"action": "status", "status": 412, "match": {"method": "PUT"}},
+            {
+                "action": "stall",
+                "seconds": 1,
+                "match": {"method": "HEAD"},
+                "every": 1 if only_new else 2,
+            },
+        ]
+    )
+    upload = Upload(PETS, "log", BytesContent(b"and more"), only_new=only_new)
+    if not only_new:
+        upload = replace(upload, replaces=base)
+
+    def write() -> None:
+        assert eventually(cloud.held)
+        cloud.s3.put("pets", "log", b"theirs")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, write)
+        with pytest.raises(Unavailable):
+            await writable.upload(upload)
+    assert cloud.s3.get("pets", "log") == b"theirs"
+    await writable.remove(PETS, "log")
 
 
 async def test_a_cloud_without_conditions_is_looked_into(writable, cloud: Faulty, caplog):
