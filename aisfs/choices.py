@@ -1,4 +1,4 @@
-"""The words that options take, and what each means. Neither `--help` nor completion waits for pydantic with them."""
+"""The words that options take, and what each means. Neither `--help` nor completion waits for the settings with them."""
 
 from enum import StrEnum
 
@@ -61,7 +61,7 @@ class KeyRule(StrEnum):
 
 
 class Join(StrEnum):
-    """Which samples are shown whose parts lie in several sources."""
+    """Which samples a mount of several sources shows, if each has some of their parts."""
 
     INNER = "inner"
     """Those that every source has."""

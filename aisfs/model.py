@@ -43,7 +43,12 @@ class Provider(StrEnum):
     @property
     def is_direct(self) -> bool:
         """Whether it is reached without AIStore."""
-        return self in _DIRECT
+        return self not in SERVED
+
+    @property
+    def is_web(self) -> bool:
+        """Whether it is a web server."""
+        return self in (Provider.HTTP, Provider.HTTPS)
 
     @classmethod
     def parse(cls, text: str) -> "Provider":
@@ -64,18 +69,7 @@ _PROVIDER_OF_SCHEME = {scheme: provider for provider, scheme in _SCHEMES.items()
     "gcp+direct": Provider.GS,
     "azure+direct": Provider.AZ,
 }
-_DIRECT = frozenset(
-    {
-        Provider.S3,
-        Provider.GS,
-        Provider.AZ,
-        Provider.HTTP,
-        Provider.HTTPS,
-        Provider.HF,
-        Provider.FSSPEC,
-    }
-)
-SERVED = tuple(provider for provider in Provider if provider not in _DIRECT)
+SERVED = (Provider.AIS, Provider.AWS, Provider.GCP, Provider.AZURE, Provider.OCI)
 """What an AIStore can have buckets of."""
 
 
@@ -117,17 +111,16 @@ class Bucket:
     @property
     def store(self) -> str:
         """What one store serves, in a word; empty for AIStore, and for a local directory."""
-        match self.provider:
-            case Provider.HTTP | Provider.HTTPS:
-                return "web"
-            case Provider.FSSPEC:
-                return self.name.partition("://")[0]
+        if self.provider.is_web:
+            return "web"
+        if self.provider is Provider.FSSPEC:
+            return self.name.partition("://")[0]
         return self.provider.scheme.removesuffix("+direct") if self.provider.is_direct else ""
 
     @property
     def hides_names(self) -> bool:
         """Whether there may be more than its listings name, as of what the index of a web server leaves out."""
-        return self.provider in (Provider.HTTP, Provider.HTTPS)
+        return self.provider.is_web
 
     def __str__(self) -> str:
         if self.path:

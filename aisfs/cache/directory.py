@@ -103,7 +103,7 @@ class CacheDirectory:
                 raise ConfigError(
                     f"cache directory {self.directory} is being opened by another process, "
                     f"for {_OPENING_SECONDS:.0f} s now: `fuser {self.directory / 'lock'}` "
-                    "tells which; end it, or use another --cache-dir"
+                    "shows which; end it, or use another --cache-dir"
                 )
             yield
         finally:
@@ -119,7 +119,7 @@ class CacheDirectory:
         return ConfigError(f"cache directory {self.directory} cannot be used: {error.strerror}")
 
     def discard(self) -> None:
-        """Start anew with an empty cache. Processes that still use the old one notice in `sync`."""
+        """Begin with an empty cache. Processes that still use the old one notice in `sync`."""
         discarded = self.root / f"{_DISCARDED}{secrets.token_hex(4)}"
         discarded.mkdir(mode=0o700)
         for path in (*reversed(self._database), self._data, self._owners):

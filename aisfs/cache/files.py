@@ -1,29 +1,21 @@
-"""Small files of the cache: member indexes, and listings of large directories.
-
-Member indexes on disk, so that a shard is scanned once and not once per mount.
+"""Small files of the cache: member indexes, so that a shard is scanned once and not once per mount, and listings
+of large directories, so that a remount need not list what was listed just now.
 
     <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     identity, then `core.index.codec`
-    <directory>/v1/indexes/lock                                   how many bytes the entries take
-
-An entry belongs to one version of one object. Its file starts with the complete identity, which is
-compared on load, and ends with an index that checks itself. Invariants:
-- entries never take more than the limit, counted in blocks of the disk, temporary files included;
-  daemons that share a directory share the count, under a lock that only `put` takes;
-- the count is never too low: it is raised before a file is written, and lowered after one is removed;
-- an entry appears complete, by rename; a damaged one is a miss, and is removed;
-- a failing disk is no error: without the cache a shard is scanned again.
-
-Listings of large directories on disk, so that a remount need not list what was listed just now.
-
     <directory>/v1/listings/<sha256 of the cluster>/<sha256 of the rest of the identity>.aisl
+    <directory>/v1/{indexes,listings}/lock                        how many bytes the files take
 
-AIStore cannot say with one request whether a listing still holds: buckets have no version, and a summary
-counts objects without noticing one that was overwritten. So a listing is used by its age alone, which
-counts from its first request, by the clock of the wall. What one request could list is not kept: asking
-again costs no more than asking whether it holds.
+A file has the complete identity of what it is about, which is compared on load, and checks itself. Invariants:
+- files of a kind never take more than the limit, counted in blocks of the disk, temporary files included;
+  daemons that share a directory share the count, under a lock that only writers take;
+- the count is never too low: it is raised before a file is written, and lowered after one is removed;
+- a file appears complete, by rename; a damaged one is a miss, and is removed; only its owner can read it;
+- a failing disk is no error: without the cache a shard is scanned again, a directory listed again.
 
-Invariants: a file is complete (it appears by rename) and checks itself; only its owner can read it; all
-files together stay within the limit; a failing disk is no error.
+An index belongs to one version of one object. A listing is used by its age alone, which counts from its
+first request, by the clock of the wall: AIStore cannot say with one request whether a listing still holds,
+since buckets have no version, and a summary counts objects without noticing one that was overwritten. What
+one request could list is not kept: asking again costs no more than asking whether it holds.
 """
 
 import errno
@@ -35,7 +27,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -55,8 +47,7 @@ from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 
-_INDEX_LAYOUT = "v1"
-_INDEX_SUFFIX = ".aisx"
+_LAYOUT = "v1"
 _TEMPORARY = ".tmp"
 _LOCK = "lock"
 _BLOCK = 4096  # what the usual file systems give to the smallest file
@@ -77,6 +68,164 @@ class _Entry(NamedTuple):
 
 
 @any_thread
+class _SmallFiles:
+    """The files of one kind, each in a folder below one directory. Methods wait for the disk."""
+
+    def __init__(self, root: Path, suffix: str, limit: int, *, only_own: bool = False) -> None:
+        """Keep files that end in `suffix`, of `limit` bytes together; read those of this user only, if `only_own`."""
+        self.root = root
+        self.limit = limit
+        self._suffix = suffix
+        self._only_own = only_own
+
+    def path(self, folder: str, name: str) -> Path:
+        """Return where a file is, or would be."""
+        return self.root / folder / (name + self._suffix)
+
+    def load(self, path: Path) -> bytes:
+        """Read a file.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: what is there was not written by `store`.
+        """
+        # Whatever is at this path, opening it must not block and reading it must end.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+            facts = os.fstat(file.fileno())
+            is_own = facts.st_uid == os.geteuid() or not self._only_own
+            if not stat.S_ISREG(facts.st_mode) or not is_own:
+                raise ValueError("it is no file, or another user's")
+            if _weight(facts.st_size) > self.limit:
+                raise ValueError(f"it has {facts.st_size} bytes")
+            data = file.read(facts.st_size)
+            request_log.note(DISK)
+            now = time.time()
+            if not 0 <= now - facts.st_mtime < _TOUCH_SECONDS:
+                with suppress(OSError):  # a cache that is not writable can still be read
+                    os.utime(file.fileno(), (now, now))
+        return data
+
+    def store(self, path: Path, data: bytes, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Write a file, unless it is too large, or not wanted any more once the others can be written.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        weight = _weight(len(data))
+        if weight > self.limit:
+            return
+        locks.make_directory(self.root)
+        with self._locked() as lock:
+            if not is_wanted():
+                return
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            total = _read_total(lock)
+            if total is None or total + weight > self.limit:
+                total = self._make_room(weight)
+            _write_total(lock, total + weight)
+            replaced = self._weight_of(path)
+            temporary = path.with_suffix(_TEMPORARY)
+            try:
+                remove(temporary)
+                with open(temporary, "xb", opener=locks.opener) as file:
+                    file.write(data)
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                _write_total(lock, total)
+                raise
+            _write_total(lock, total + weight - replaced)
+
+    def empty(self, folder: str) -> None:
+        """Remove the files of a folder, as far as the disk lets it; without the lock, if another daemon keeps it."""
+        with suppress(OSError), ExitStack() as stack:
+            with suppress(TimeoutError):
+                stack.enter_context(self._locked())
+            for path in (self.root / folder).iterdir():
+                remove(path)
+
+    def clear(self) -> None:
+        """Remove all files, whatever the limit.
+
+        Raises:
+            ConfigError: something could not be removed; the message names the directory.
+        """
+        if not self.root.exists():
+            return
+        try:
+            with self._locked() as lock:
+                for entry in list(self._entries()):
+                    remove(entry.path)
+                for folder in self._folders():
+                    with suppress(OSError):  # there are other files in it
+                        folder.rmdir()
+                _write_total(lock, 0)
+        except OSError as error:
+            raise ConfigError(f"the files in {self.root} cannot be cleared: {error}") from None
+
+    def _weight_of(self, path: Path) -> int:
+        try:
+            return _weight(path.stat().st_size)
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Keep other threads and daemons from writing."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(self.root / _LOCK, flags, 0o600)
+        try:
+            if not lock_file(lock, _LOCK_SECONDS):
+                raise TimeoutError(errno.ETIMEDOUT, "another daemon keeps it locked")
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _make_room(self, weight: int) -> int:
+        """Evict the least recently used until `weight` fits; return what the rest takes."""
+        entries = sorted(self._entries())
+        total = sum(entry.weight for entry in entries)
+        if total + weight <= self.limit:
+            return total
+        for entry in entries:
+            if total + weight <= self.limit * _KEPT_EIGHTHS // 8:
+                break
+            remove(entry.path)
+            total -= entry.weight
+        return total
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Yield all entries, and remove temporary files: their writers were killed."""
+        for folder in self._folders():
+            for path in folder.iterdir():
+                if path.suffix == _TEMPORARY:
+                    remove(path)
+                elif path.suffix == self._suffix:
+                    with suppress(FileNotFoundError):
+                        facts = path.lstat()
+                        yield _Entry(facts.st_mtime, _weight(facts.st_size), path)
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self.root.iterdir() if path.is_dir()]
+
+
+def _weight(size: int) -> int:
+    """Return the space a file of that size takes on the disk."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _read_total(lock: int) -> int | None:
+    """Return the count in the lock file; None if there is none."""
+    text = os.pread(lock, 32, 0)
+    return int(text) if text.isdigit() else None
+
+
+def _write_total(lock: int, total: int) -> None:
+    os.pwrite(lock, b"%020d" % total, 0)
+
+
+@any_thread
 class IndexCache:
     """Indexes of shards, by object version. Methods wait for the disk."""
 
@@ -88,13 +237,12 @@ class IndexCache:
             limit_bytes: the most that indexes may take; 0 keeps none.
             scope: what else distinguishes indexes: the cluster, options of the scan.
         """
-        self._root = directory / _INDEX_LAYOUT / "indexes"
-        self._limit = limit_bytes
+        self._files = _SmallFiles(directory / _LAYOUT / "indexes", ".aisx", limit_bytes)
         self._scope = scope
         self._complained = False
 
     def __repr__(self) -> str:
-        return f"<IndexCache of {self._limit} bytes in {self._root}>"
+        return f"<IndexCache of {self._files.limit} bytes in {self._files.root}>"
 
     def get(self, bucket: Bucket, info: ObjectInfo) -> MemberIndex | None:
         """Return the index of exactly this version of the object, or None."""
@@ -139,23 +287,20 @@ class IndexCache:
         identity = self._identity(bucket, info, what)
         path = self._path(identity)
         try:
-            data = self._load(path)
+            data = self._files.load(path)
+            if not data.startswith(identity):
+                raise ValueError("it starts with another identity")
+            return read(memoryview(data)[len(identity) :])
         except FileNotFoundError:
             return None
-        except OSError as error:
-            if error.errno not in NO_FILE:
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE:
                 self._complain(error)
                 return None
-            data = b""
-        try:
-            if not data.startswith(identity):
-                raise DamagedIndex("it starts with another identity")
-            return read(memoryview(data)[len(identity) :])
-        except DamagedIndex as error:
             log.info("%s/%s: the %s kept in %s is damaged: %s", bucket, info.key, what, path, error)
-            with suppress(OSError):
-                remove(path)
-            return None
+        with suppress(OSError):
+            remove(path)
+        return None
 
     def _put(self, bucket: Bucket, info: ObjectInfo, what: str, write: Callable[[], bytes]) -> None:
         if not self._worth_keeping(info):
@@ -166,37 +311,20 @@ class IndexCache:
         except ValueError as error:
             log.info("%s/%s: the %s is not kept: %s", bucket, info.key, what, error)
             return
-        if _weight(len(data)) > self._limit:
-            return
         try:
-            self._store(self._path(identity), data)
+            self._files.store(self._path(identity), data)
         except OSError as error:
             self._complain(error)
         else:
             self._complained = False
 
     def clear(self) -> None:
-        """Remove all indexes, whatever their scope and the limit.
-
-        Raises:
-            ConfigError: something could not be removed; the message names the directory.
-        """
-        if not self._root.exists():
-            return
-        try:
-            with self._locked() as lock:
-                for entry in list(self._entries()):
-                    remove(entry.path)
-                for folder in self._folders():
-                    with suppress(OSError):  # there are other files in it
-                        folder.rmdir()
-                _write_total(lock, 0)
-        except OSError as error:
-            raise ConfigError(f"the indexes in {self._root} cannot be cleared: {error}") from None
+        """Remove all indexes, whatever their scope; see `_SmallFiles.clear`."""
+        self._files.clear()
 
     def _worth_keeping(self, info: ObjectInfo) -> bool:
         # The size alone does not show that an object has changed.
-        return self._limit > 0 and bool(info.version or info.checksum)
+        return self._files.limit > 0 and bool(info.version or info.checksum)
 
     def _identity(self, bucket: Bucket, info: ObjectInfo, what: str) -> bytes:
         """Return the head of the entry's file."""
@@ -207,111 +335,12 @@ class IndexCache:
 
     def _path(self, identity: bytes) -> Path:
         digest = sha256(identity).hexdigest()
-        return self._root / digest[:2] / (digest + _INDEX_SUFFIX)
-
-    def _load(self, path: Path) -> bytes:
-        # Whatever is at this path, opening it must not block and reading it must end.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size > self._limit:
-                return b""
-            data = file.read(facts.st_size)
-            request_log.note(DISK)
-            now = time.time()
-            if not 0 <= now - facts.st_mtime < _TOUCH_SECONDS:
-                with suppress(OSError):  # a cache that is not writable can still be read
-                    os.utime(file.fileno(), (now, now))
-        return data
+        return self._files.path(digest[:2], digest)
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:
             self._complained = True
-            log.warning("the indexes in %s cannot be used for now: %s", self._root, error)
-
-    # Writing -------------------------------------------------------------------------------------
-
-    def _store(self, path: Path, data: bytes) -> None:
-        locks.make_directory(self._root)
-        with self._locked() as lock:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            total = _read_total(lock)
-            weight = _weight(len(data))
-            if total is None or total + weight > self._limit:
-                total = self._make_room(weight)
-            _write_total(lock, total + weight)
-            replaced = self._weight_of(path)
-            temporary = path.with_suffix(_TEMPORARY)
-            try:
-                remove(temporary)
-                with open(temporary, "xb", opener=locks.opener) as file:
-                    file.write(data)
-                temporary.replace(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                _write_total(lock, total)
-                raise
-            _write_total(lock, total + weight - replaced)
-
-    def _weight_of(self, path: Path) -> int:
-        try:
-            return _weight(path.stat().st_size)
-        except FileNotFoundError:
-            return 0
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """Keep other threads and daemons from writing."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(self._root / _LOCK, flags, 0o600)
-        try:
-            if not lock_file(lock, _LOCK_SECONDS):
-                raise TimeoutError(errno.ETIMEDOUT, "another daemon keeps it locked")
-            yield lock
-        finally:
-            os.close(lock)
-
-    def _make_room(self, weight: int) -> int:
-        """Evict the least recently used until `weight` fits; return what the rest takes."""
-        entries = sorted(self._entries())
-        total = sum(entry.weight for entry in entries)
-        if total + weight <= self._limit:
-            return total
-        for entry in entries:
-            if total + weight <= self._limit * _KEPT_EIGHTHS // 8:
-                break
-            remove(entry.path)
-            total -= entry.weight
-        return total
-
-    def _entries(self) -> Iterator[_Entry]:
-        """Yield all entries, and remove temporary files: their writers were killed."""
-        for folder in self._folders():
-            for path in folder.iterdir():
-                if path.suffix == _TEMPORARY:
-                    remove(path)
-                elif path.suffix == _INDEX_SUFFIX:
-                    with suppress(FileNotFoundError):
-                        facts = path.lstat()
-                        yield _Entry(facts.st_mtime, _weight(facts.st_size), path)
-
-    def _folders(self) -> list[Path]:
-        return [path for path in self._root.iterdir() if len(path.name) == 2 and path.is_dir()]
-
-
-def _weight(size: int) -> int:
-    """Return the space a file of that size takes on the disk."""
-    return -(-size // _BLOCK) * _BLOCK
-
-
-def _read_total(lock: int) -> int | None:
-    """Return the count in the lock file; None if there is none."""
-    text = os.pread(lock, 32, 0)
-    return int(text) if text.isdigit() else None
-
-
-def _write_total(lock: int, total: int) -> None:
-    os.pwrite(lock, b"%020d" % total, 0)
+            log.warning("the indexes in %s cannot be used for now: %s", self._files.root, error)
 
 
 FORMAT = 1
@@ -319,10 +348,8 @@ FORMAT = 1
 INFLATED_MAX = 1 << 30
 """Most bytes of one listing in memory, so that a damaged file cannot fill it: some ten million names."""
 
-_LISTING_LAYOUT = "v1"
 _MAGIC = b"AISFSL" + bytes([FORMAT])
 _CHECK = struct.Struct("<I")
-_LISTING_SUFFIX = ".aisl"
 
 _Object = tuple[bytes, int, str, str, int, dict[str, str] | None]
 """Name, size, version, checksum, mtime, custom metadata."""
@@ -363,11 +390,11 @@ class ListingCache:
             cluster: Where the buckets are.
             scope: What else distinguishes listings: what the lister asks for, and what it shows.
             max_age: Seconds after which a listing is not used any more.
-            clock: Tells the seconds since the epoch.
+            clock: Returns the seconds since the epoch.
         """
-        self._all = directory / _LISTING_LAYOUT / "listings"
-        self._root = self._all / sha256(cluster.encode(errors="surrogatepass")).hexdigest()
-        self._limit = limit_bytes
+        root = directory / _LAYOUT / "listings"
+        self._files = _SmallFiles(root, ".aisl", limit_bytes, only_own=True)
+        self._folder = sha256(cluster.encode(errors="surrogatepass")).hexdigest()
         self._cluster = cluster
         self._scope = scope
         self.max_age = max_age
@@ -380,10 +407,9 @@ class ListingCache:
         identity = self._identity(bucket, prefix)
         path = self._path(identity)
         try:
-            found = _decode(_load(path, self._limit))
+            found = _decode(self._files.load(path))
             age = self._clock() - found.made
             if found.identity == identity and 0 <= age < self.max_age:
-                request_log.note(DISK)
                 return _listing(prefix, found), age
         except FileNotFoundError:
             return None
@@ -401,29 +427,19 @@ class ListingCache:
         try:
             made = self._clock() - age
             data = _encode(identity, made, prefix, listing)
-            if _weight(len(data)) <= self._limit:
-                self._store(self._path(identity), data, made)
+            path = self._path(identity)
+            self._files.store(path, data, lambda: made > self._forgotten)
         except (OSError, ValueError) as error:
             log.info("the listing of %s/%s is not kept: %s", bucket, prefix, error)
 
     def forget(self) -> None:
         """Remove all listings of this cluster: something is going to change there, or has."""
         self._forgotten = self._clock()
-        with suppress(OSError), self._locked():  # not between the check of a put and its end
-            for path in self._root.iterdir():
-                remove(path)
+        self._files.empty(self._folder)  # with the lock: not between the check of a put and its end
 
     def clear(self) -> None:
-        """Remove all listings, of all clusters.
-
-        Raises:
-            ConfigError: something could not be removed; the message names the directory.
-        """
-        try:
-            for _, path, _ in self._files():
-                remove(path)
-        except OSError as error:
-            raise ConfigError(f"the listings in {self._all} cannot be cleared: {error}") from None
+        """Remove all listings, of all clusters; see `_SmallFiles.clear`."""
+        self._files.clear()
 
     def _identity(self, bucket: Bucket, prefix: str) -> list[str]:
         of_bucket = (bucket.provider.value, bucket.namespace, bucket.name)
@@ -432,67 +448,8 @@ class ListingCache:
         return [os.fsencode(text).decode(errors="backslashreplace") for text in texts]
 
     def _path(self, identity: list[str]) -> Path:
-        return self._root / (sha256(msgspec.msgpack.encode(identity)).hexdigest() + _LISTING_SUFFIX)
-
-    # Writing -------------------------------------------------------------------------------------
-
-    def _store(self, path: Path, data: bytes, made: float) -> None:
-        locks.make_directory(self._root)
-        with self._locked() as locked:
-            if not locked or made <= self._forgotten:
-                return
-            self._make_room(_weight(len(data)), path)
-            temporary = path.with_suffix(_TEMPORARY)
-            try:
-                remove(temporary)
-                with open(temporary, "xb", opener=locks.opener) as file:
-                    file.write(data)
-                temporary.replace(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
-
-    @contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """Keep other threads and daemons from writing."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(self._all / _LOCK, flags, 0o600)
-        try:
-            yield lock_file(lock, _LOCK_SECONDS)
-        finally:
-            os.close(lock)
-
-    def _make_room(self, weight: int, replaced: Path) -> None:
-        """Remove the oldest listings, and what killed writers left, until there is room."""
-        total = weight
-        for _, path, size in sorted(self._files(), reverse=True):
-            if path == replaced or path.suffix == _TEMPORARY or total + size > self._limit:
-                remove(path)
-            else:
-                total += size
-
-    def _files(self) -> Iterator[tuple[float, Path, int]]:
-        """Yield when each file was written, its path, and what it takes on the disk."""
-        if not self._all.is_dir():
-            return
-        for folder in [path for path in self._all.iterdir() if path.is_dir()]:
-            for path in folder.iterdir():
-                if path.suffix in (_LISTING_SUFFIX, _TEMPORARY):
-                    with suppress(FileNotFoundError):
-                        facts = path.lstat()
-                        yield facts.st_mtime, path, _weight(facts.st_size)
-
-
-def _load(path: Path, limit: int) -> bytes:
-    # Whatever is at this path, opening it must not block and reading it must end.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise ValueError("it is no file of this user")
-        if _weight(facts.st_size) > limit:
-            raise ValueError(f"it has {facts.st_size} bytes")
-        return file.read(facts.st_size)
+        name = sha256(msgspec.msgpack.encode(identity)).hexdigest()
+        return self._files.path(self._folder, name)
 
 
 def _encode(identity: list[str], made: float, prefix: str, listing: Listing) -> bytes:
@@ -523,7 +480,7 @@ def _decode(data: bytes) -> _File:
     start = len(_MAGIC) + _CHECK.size
     rest = data[start:]
     if data[:start] != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
-        raise ValueError("its checksum does not hold, or it has another format")
+        raise ValueError("its checksum is wrong, or it has another format")
     try:
         raw = zlib.decompressobj().decompress(rest, INFLATED_MAX)
         return msgspec.msgpack.decode(raw, type=_File)

@@ -96,7 +96,7 @@ def content_id(bucket: Bucket, info: ObjectInfo, what: str, size: int) -> EntryI
     Args:
         bucket: The object's.
         info: The object.
-        what: Tells this content from others that are made of it.
+        what: Names this content among others that are made of the object.
         size: Of the content as far as it is known: the identity does not depend on it.
     """
     made_of = entry_id(bucket, info)

@@ -1,4 +1,4 @@
-"""What is done once a second, and on behalf of processes that were killed."""
+"""Upkeep of the cache directory: what a process does once a second, and for processes that were killed."""
 
 import contextlib
 import logging
@@ -145,7 +145,7 @@ class Maintenance:
             self._released.popleft()
             if segment.gone or segment.leased:
                 continue
-            with contextlib.suppress(OSError, Damaged):  # reading the file will tell
+            with contextlib.suppress(OSError, Damaged):  # a read of the file will find out
                 descriptor = directory.open_segment(segment.id)
                 start_writing(descriptor)  # next to nothing is left
                 os.close(descriptor)

@@ -1,12 +1,10 @@
-"""Listings and names that were looked up, each with the time to live that the user chose.
+"""Listings and names in memory, each for its time to live, and one fetch of each for all callers.
 
 A listing answers for all names in its directory during `list_ttl`, a single object that was looked
 up for `attr_ttl`, a name that was missing for `negative_ttl`. Seconds are those of a given clock,
 which tests can move. One lock, held for microseconds, guards everything.
 
-One fetch per key at a time, shared by all callers.
-
-The first caller for a key starts the fetch as a task of the service nursery, and waits for it like
+The first caller for a key starts the fetch as a task of the service nursery (`SingleFlight`), and waits for it like
 every later caller. So a caller that is cancelled does not disturb the others. A failure is raised in
 all callers that wait, and is then forgotten: the next caller starts again.
 """
@@ -189,7 +187,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         return len(self._flights)
 
     def detach(self) -> None:
-        """Let the next caller for any key start anew; those who wait get what they wait for."""
+        """Let the next caller for any key start a new fetch; those that wait get what they wait for."""
         self._flights.clear()
 
     async def fetch(self, key: KeyT, work: Callable[[], Awaitable[ValueT]]) -> ValueT:
@@ -226,7 +224,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         finally:
             self._forget(key, flight)
             if not flight.value and flight.error is None:
-                flight.error = Unavailable("the mount is going away")
+                flight.error = Unavailable("the mount is ending")
             flight.done.set()
 
     def _forget(self, key: KeyT, flight: _Flight[ValueT]) -> None:

@@ -126,7 +126,7 @@ class ResidentSet:
             there = segment is not None and segment.verified.covers(wanted)
             file = segment.file if segment is not None and there else None
         if file is not None:
-            with contextlib.suppress(OSError):  # whoever reads them gets the same error
+            with contextlib.suppress(OSError):  # a read of them gets the same error
                 file.will_need(wanted)
 
     def distrust(self, data: bytes | bytearray | memoryview) -> None:

@@ -292,7 +292,7 @@ class OpenFiles:
         while len(self._files) > most:
             oldest, closed = self._files.popitem(last=False)
             oldest.file = None
-            if closed.write_error() is not None:  # the kernel does not tell the next open file
+            if closed.write_error() is not None:  # the next open file would not see it
                 oldest.distrust()
 
     def use(self, segment: "Segment") -> None:
@@ -309,7 +309,7 @@ _NO_STEPS = array("Q")
 
 
 class Segment:
-    """One segment, as this process knows it. Guarded by the lock of the resident set."""
+    """One segment, as this process knows it. Guarded by the lock of `cache.resident`."""
 
     __slots__ = (
         "_starts", "_stops", "bytes", "file", "gone", "id", "idle", "key", "leased", "pending",

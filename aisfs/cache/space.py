@@ -1,9 +1,8 @@
 """Finds room for bytes that are about to be fetched: from the grant, from the ledger, by eviction.
 
 A transaction of the ledger costs some 50 µs, so a process has a little more granted than it needs,
-and most small reservations are paid from what is left.
-
-Room for a range of an entry, from the moment it is reserved until it is written or returned.
+and most small reservations are paid from what is left. A reservation holds room for a range of an entry from then until
+it is written or returned.
 """
 
 import sqlite3

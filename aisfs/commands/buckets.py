@@ -13,17 +13,15 @@ import click
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    STORE,
     Exit,
-    endpoint_option,
     exit_code,
     fail,
-    files_from_option,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
-    proxy_option,
+    own_option,
     run,
-    store_options,
+    setting,
+    settings,
     warn,
     without_unset,
 )
@@ -43,12 +41,19 @@ _SHORT = {"directory": "dir"}
 
 @click.command(cls=Documented)
 @click.argument("sources", metavar="[SOURCE…]", nargs=-1, shell_complete=complete_source)
-@click.option("-l", "--long", is_flag=True, help="Show size, time and kind of each entry.")
-@click.option("-R", "--recursive", is_flag=True, help="List the objects at any depth.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@files_from_option
-@store_options
-@io_timeout_option
+@own_option("-l, --long", "Show size in bytes, local time, and kind: bucket, dir, shard or object.")
+@own_option(
+    "-R, --recursive",
+    "List the objects at any depth, and no directories.",
+    "each directory is a request",
+)
+@own_option(
+    "--json",
+    "Print JSON, an entry a line.",
+    "`name`, `kind`, and of an object `size`, `mtime`, `version` and `checksum`",
+    name="as_json",
+)
+@settings("files_from", *STORE, "io_timeout")
 def ls(
     sources: tuple[str, ...],
     long: bool,
@@ -59,7 +64,7 @@ def ls(
 ) -> int:
     """List buckets, or what is in SOURCE, without mounting it.
 
-    Without SOURCE, these are all buckets. SOURCE is a bucket, a directory of one, an object or a local
+    Without SOURCE, it lists all buckets. SOURCE is a bucket, a directory of one, an object or a local
     directory; braces, globs and lists of shards stand for the keys they match. ais:// stands for the
     buckets of that provider.
     """
@@ -188,13 +193,13 @@ class _Json(_Printer):
 
 
 def _as_json(entry: "Entry") -> dict[str, Any]:
-    told: dict[str, Any] = {"name": entry.url, "kind": entry.kind.value}
+    row: dict[str, Any] = {"name": entry.url, "kind": entry.kind.value}
     if entry.info is not None:
-        told["size"] = entry.info.size
-        told["mtime"] = _utc(entry.info.mtime_ns) if entry.info.mtime_ns else None
-        told["version"] = entry.info.version or None
-        told["checksum"] = entry.info.checksum or None
-    return told
+        row["size"] = entry.info.size
+        row["mtime"] = _utc(entry.info.mtime_ns) if entry.info.mtime_ns else None
+        row["version"] = entry.info.version or None
+        row["checksum"] = entry.info.checksum or None
+    return row
 
 
 def _local(time_ns: int) -> str:
@@ -207,10 +212,12 @@ def _utc(time_ns: int) -> str:
 
 @click.command(cls=Documented)
 @click.argument("buckets", metavar="BUCKET...", nargs=-1, required=True)
-@click.option("-p", "--exist-ok", is_flag=True, help="Accept buckets that exist already.")
-@endpoint_option
-@proxy_option
-@io_timeout_option
+@own_option(
+    "-p, --exist-ok",
+    "Accept buckets that exist already.",
+    "off, since two users may have chosen the same name",
+)
+@settings("endpoint", "proxy", "io_timeout")
 def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
     """Make empty buckets.
 
@@ -226,19 +233,22 @@ def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
 
 @click.command(cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option("-r", "--recursive", is_flag=True, help="Remove all that is in directories, too.")
-@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be removed.")
-@index_bucket_option
+@own_option(
+    "-r, --recursive",
+    "Remove all objects at and below directories, too.",
+    "off, since a slash too many is easily typed",
+)
+@own_option("-n, --dry-run", "Only print what would be removed.")
+@setting("index_bucket", why="where the indexes are that are removed along")
 @jobs_option("Objects removed at once.")
-@store_options
-@io_timeout_option
+@settings(*STORE, "io_timeout")
 def rm(
     sources: tuple[str, ...], recursive: bool, dry_run: bool, jobs: int, **settings: object
 ) -> int:
     """Remove objects, and the published indexes of shards among them.
 
     SOURCE is as for `aisfs ls`: objects by name, braces and globs; with --recursive also directories and buckets,
-    which are emptied but stay. Nothing is removed before all of it was found.
+    which are emptied but stay. The command finds everything before it removes anything.
     """
     from aisfs.work.buckets import remove
 

@@ -11,15 +11,14 @@ from rich.table import Table
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    STORE,
     Exit,
-    cache_dir_option,
-    cache_size_option,
-    files_from_option,
-    io_timeout_option,
     jobs_option,
+    own_option,
     print_parts,
     run,
-    store_options,
+    setting,
+    settings,
     without_unset,
 )
 from aisfs.redaction import escaped
@@ -32,23 +31,21 @@ if TYPE_CHECKING:
 
 @click.command("warm", cls=Documented)
 @click.argument("words", nargs=-1, metavar="PATH|SOURCE...", shell_complete=complete_source)
-@click.option(
+@own_option(
     "--index-only",
-    is_flag=True,
-    help="Only index the members of shards; skip other objects.",
+    "Only find the members of shards; skip other objects.",
+    "shards without an index are scanned, and the bytes read are cached if there is room",
 )
-@jobs_option("Shards read at once.")
-@files_from_option
-@store_options
-@cache_dir_option
-@cache_size_option
-@io_timeout_option
+@jobs_option("Shards and objects read at once; each is several requests.")
+@setting("files_from")
+@setting("endpoint", why="this and the following options are for a `SOURCE` only")
+@settings(*STORE[1:], "cache_dir", "cache_size", "io_timeout")
 def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: object) -> int:
     """Fill the disk cache before training.
 
     Reads the shards and objects at or below each PATH once, through the mount. A SOURCE, such as
     ais://BUCKET/PREFIX/ or 'ais://BUCKET/train-{000..}.tar', needs no mount: the next mount with the
-    same --cache-dir finds it there.
+    same --cache-dir finds its data there.
     """
     from aisfs.work.warm import Summary, find_items, parse_words, warm, warm_place
 
@@ -93,7 +90,7 @@ def cache() -> None:
 
 
 @cache.command(cls=Documented)
-@cache_dir_option
+@setting("cache_dir")
 def status(cache_dir: Path | None) -> None:
     """Show how full the cache is."""
     from aisfs.work import cache as caches
@@ -112,7 +109,7 @@ def status(cache_dir: Path | None) -> None:
 
 
 @cache.command(cls=Documented)
-@cache_dir_option
+@setting("cache_dir")
 def verify(cache_dir: Path | None) -> int:
     """Read everything in the cache and drop what is damaged.
 
@@ -136,7 +133,7 @@ def verify(cache_dir: Path | None) -> int:
 
 
 @cache.command(cls=Documented)
-@cache_dir_option
+@setting("cache_dir")
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
     from aisfs.work import cache as caches

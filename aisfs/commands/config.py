@@ -1,4 +1,4 @@
-"""`aisfs config`: what options are set to, and by whom."""
+"""`aisfs config`: the values of options, and where each comes from."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 
 from aisfs.commands.guide import Documented, complete_profile
-from aisfs.commands.options import config_option, print_parts
+from aisfs.commands.options import config_option, own_option, print_parts
 from aisfs.errors import ConfigError, NoEndpoint
 from aisfs.redaction import shown
 
@@ -20,7 +20,7 @@ def group() -> None:
 @group.command(cls=Documented)
 @click.argument("profile", metavar="[@NAME]", required=False, shell_complete=complete_profile)
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@own_option("--json", "Print one JSON object instead of a table.", "for scripts", name="as_json")
 def show(profile: str | None, config: Path | None, as_json: bool) -> None:
     """Show the value of each option, and where it comes from; with @NAME, as that profile sets it."""
     from aisfs.settings import use_file
@@ -92,39 +92,27 @@ def effective(profile: str | None) -> list[tuple[str, str, str]]:
     said = configuration().profile(profile[1:]) if profile is not None else None
     values = dict(said.values) if said is not None else {}
     rows = [
-        (name.replace("_", "-"), _text(values[name]), str(said.places[name]))
+        (name.replace("_", "-"), _texts(values[name]), str(said.places[name]))
         for name in sorted(OF_MOUNTS & values.keys())
         if said is not None and not in_environment(name)
     ]
     for settings in ALL_SETTINGS:
-        own = {n: v for n, v in values.items() if n in settings.model_fields}
+        own = {n: v for n, v in values.items() if n in settings.options}
         own = {name: value for name, value in own.items() if not in_environment(name)}
         try:
             loaded = settings.load(own)
         except ConfigError as error:
             raise ConfigError(f"{profile}: {error}" if own else str(error)) from None
-        for name in settings.model_fields:
+        for name, option in settings.options.items():
             value = getattr(loaded, name)
             origin = (
                 said.places[name] if said is not None and name in own else settings.origin(name)
             )
             if origin == "default" and value != getattr(settings(), name):
                 origin = "the ais CLI"
-            rows.append((name.replace("_", "-"), _text(value, name), str(origin)))
+            rows.append((name.replace("_", "-"), shown(option.text_of(value)), str(origin)))
     return rows
 
 
-def _text(value: object, name: str = "") -> str:
-    from pydantic import ByteSize, SecretStr
-
-    if isinstance(value, SecretStr):
-        return "********"
-    if value is None or value == "":
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if name.endswith("_mode"):
-        return f"{value:04o}"
-    if isinstance(value, ByteSize):
-        return value.human_readable()
-    return shown(" ".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
+def _texts(value: object) -> str:
+    return shown(" ".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aisfs.commands.guide import Documented, complete_place
-from aisfs.commands.options import (
-    Exit,
-    cache_dir_option,
-    config_option,
-    staging_dir_option,
-    store_options,
-)
+from aisfs.commands.options import STORE, Exit, config_option, own_option, settings
 from aisfs.redaction import shown
 from aisfs.system import logs
 
@@ -27,10 +21,13 @@ _COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 @click.command(cls=Documented)
 @click.argument("subject", metavar="[SOURCE|MNT]", required=False, shell_complete=complete_place)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-@store_options
-@cache_dir_option
-@staging_dir_option
+@own_option(
+    "--json",
+    "Print one JSON object instead of lines.",
+    "`ok`, and `checks` with `name`, `state`, `found` and `fix`",
+    name="as_json",
+)
+@settings(*STORE, "cache_dir", "staging_dir")
 @config_option
 def doctor(subject: str | None, as_json: bool, config: Path | None, **settings: object) -> int:
     """Check this machine, the cluster and SOURCE or MNT; say what is wrong and how to fix it.

@@ -1,10 +1,13 @@
 """What the command line says about itself: `--help` with groups and examples, and completion in shells."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, get_completion_class
+
+from aisfs.commands.options import Described, own_option
 
 
 class Example(NamedTuple):
@@ -224,39 +227,54 @@ def _help_all(context: click.Context, option: click.Parameter, given: bool) -> N
         context.exit()
 
 
-help_all_option = click.option(
+help_all_option = own_option(
     "--help-all",
-    is_flag=True,
+    "Show the rare options, too, and exit.",
     is_eager=True,
     expose_value=False,
     callback=_help_all,
-    help="Show the rare options, too, and exit.",
 )
+
+
+def _is_rare(option: click.Option) -> bool:
+    return isinstance(option, Described) and option.setting is not None and option.setting.rare
+
+
+def grouped(options: Iterable[click.Option]) -> dict[str, list[click.Option]]:
+    """Return options by the group that `--help` and the manual list them in."""
+    from aisfs.settings.values import KNOWN, Group  # `aisfs --help` does not wait for it
+
+    found: dict[Group, list[click.Option]] = {group: [] for group in Group}
+    for option in options:
+        setting = option.setting if isinstance(option, Described) else None
+        setting = setting or KNOWN.get(option.name or "")
+        own = Group.PERMISSIONS if option.name == "allow_other" else Group.OTHER
+        found[setting.group if setting is not None else own].append(option)
+    return {str(group): options for group, options in found.items() if options}
 
 
 class Documented(click.Command):
     """A command with its options in groups and with the examples of its name."""
 
-    rare: frozenset[str] = frozenset()
-    """Parameters that only `--help-all` shows."""
+    hides_rare = False
+    """Whether only `--help-all` shows rare options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, in groups if there are many."""
-        from aisfs.commands.groups import grouped  # nothing but help needs it
-
-        left_out = frozenset() if _ALL in ctx.meta else self.rare
+        every = [o for o in self.get_params(ctx) if isinstance(o, click.Option) and not o.hidden]
+        shown = [o for o in every if _ALL in ctx.meta or not (self.hides_rare and _is_rare(o))]
         groups = {
-            str(group): [o.get_help_record(ctx) for o in options]
-            for group, options in grouped(self.get_params(ctx), left_out).items()
+            title: [o.get_help_record(ctx) for o in options]
+            for title, options in grouped(shown).items()
         }
         if sum(map(len, groups.values())) <= FEW:
             groups = {"Options": [record for group in groups.values() for record in group]}
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl([record for record in records if record is not None])
-        if left_out:
+        if left_out := len(every) - len(shown):
             formatter.write_paragraph()
-            formatter.write_text(f"{len(left_out)} more options: {ctx.command_path} --help-all")
+            formatter.write_text(f"{left_out} more options: {ctx.command_path} --help-all")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, then the epilog."""

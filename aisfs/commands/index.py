@@ -10,19 +10,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
+    STORE,
     Exit,
-    cache_dir_option,
-    cache_size_option,
-    encoding_option,
     exit_code,
-    flag,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
+    own_option,
     run,
     setting,
-    source_options,
-    store_options,
+    settings,
+    taken,
     without_unset,
 )
 from aisfs.redaction import escaped
@@ -30,7 +27,7 @@ from aisfs.system import logs
 from aisfs.work.progress import transfer_columns
 
 if TYPE_CHECKING:
-    from aisfs.work.publishing import Report
+    from aisfs.work.publishing import IndexOptions, Report
 
 
 _SERVER_OPTIONS = ("endpoint", "files_from", "include", "exclude")
@@ -41,69 +38,61 @@ _MOST_LINES = 20
 
 @click.command("index", cls=Documented)
 @click.argument("sources", nargs=-1, metavar="SOURCE...", shell_complete=complete_source)
-@click.option(
+@own_option(
     "--publish",
-    is_flag=True,
-    help="Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
+    "Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
     " elsewhere beside the shard.",
 )
-@setting(
+@own_option(
     "--publish-to DIR",
-    "Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
-    " Hugging Face.",
+    "Store them below DIR on this machine, to be copied beside the shards: for web servers and Hugging Face.",
+    "see below",
+    type=click.Path(path_type=Path),
 )
-@click.option(
+@own_option(
     "--move",
-    is_flag=True,
-    help="Move the indexes that lie beside shards on AIStore into the bucket of indexes.",
+    "Move the indexes that lie beside shards on AIStore into the bucket of indexes.",
+    "see below",
 )
-@click.option(
-    "--check", is_flag=True, help="Print the shards without a current index; change nothing."
-)
-@click.option(
+@own_option("--check", "Print the shards whose index is missing, stale or damaged; change nothing.")
+@own_option(
     "--server",
-    is_flag=True,
-    help="Have AIStore build its own indexes, on all targets at once; with --check, only check them.",
+    "Have AIStore build its own indexes, on all targets at once; with --check, only check them.",
+    "plain tars only; see below",
 )
-@click.option(
-    "--write-idx",
-    metavar="FORMAT[=PATH]",
+@own_option(
+    "--write-idx FORMAT[=PATH]",
+    "Also write what other programs read, beside the shards or to PATH: wids (a list) or dali (an index of each); repeatable.",
+    "see below",
     multiple=True,
-    help="Also write what other programs read, beside the shards or to PATH: wids (a list of shards"
-    " with their samples) or dali (an index of each shard); repeatable.",
 )
-@setting(
+@own_option(
     "--label FROM",
-    "Publish these labels with the members: cls [default, where shards have it], txt or another"
-    " extension, json:PATH; repeatable.",
+    "Publish these labels with the members: cls where shards have it, or an extension, or json:PATH; repeatable.",
+    name="labels",
     multiple=True,
 )
-@click.option("--force", is_flag=True, help="Also build and publish what is current.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@jobs_option("Shards indexed at once.")
-@source_options
-@store_options
-@index_bucket_option
-@flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
-@flag("--recursive", "Also look into tars inside shards.")
-@encoding_option
-@flag("--magic", "Recognize archives by content, not by name.")
-@cache_dir_option
-@cache_size_option
-@io_timeout_option
+@own_option("--force", "Also build and publish what is current.")
+@own_option("--dry-run", "Only print what would be published and written, and why.")
+@jobs_option("Shards indexed at once; each is several requests.")
+@settings(*SOURCES, *STORE)
+@setting("index_bucket", why="made if it is missing; `''` publishes beside the shards")
+@setting("ignore_zeros", why="mounts use the index only with the same options")
+@setting("encoding")
+@setting("recursive", why="not with `--write-idx`")
+@setting(
+    "magic",
+    "Recognize archives by content, not by name",
+    why="only objects named like a shard are indexed",
+)
+@setting("cache_dir", why="keeps indexes and decompressed tars, no other content")
+@settings("cache_size", "io_timeout")
 def index(
     sources: tuple[str, ...],
-    publish: bool,
-    publish_to: Path | None,
     move: bool,
-    check: bool,
     server: bool,
-    write_idx: tuple[str, ...],
-    label: tuple[str, ...] | None,
-    force: bool,
-    dry_run: bool,
     jobs: int,
-    **settings: object,
+    **given: object,
 ) -> int:
     """Publish the indexes of shards, so that no mount has to scan the shards.
 
@@ -117,49 +106,48 @@ def index(
     current, and 9 if a shard is damaged.
     """
     from aisfs.work import publishing
-    from aisfs.work.publishing import plan_index
+    from aisfs.work.publishing import IndexOptions, plan_index
 
     logs.configure("error", None, foreground=True)
-    given = without_unset(settings)
-    others = bool(publish or publish_to or write_idx or label or force)
+    options = taken(IndexOptions, given)
+    given = without_unset(given)
+    check, dry_run = options.check, options.dry_run
+    others = bool(
+        options.publish
+        or options.publish_to
+        or options.write_idx
+        or options.labels
+        or options.force
+    )
     if server:
         _take_only("--server", "--check", _SERVER_OPTIONS, others or move or dry_run, given)
         return _index_on_server(sources, given, jobs, check=check)
     if move:
         _take_only("--move", "--dry-run", _MOVE_OPTIONS, others or check, given)
         return _move(sources, given, jobs, dry_run=dry_run)
-    plan = plan_index(
-        sources,
-        publish=publish,
-        publish_to=publish_to,
-        check=check,
-        force=force,
-        dry_run=dry_run,
-        labels=label or (),
-        write_idx=write_idx,
-        settings=given,
-    )
+    plan = plan_index(sources, options, given)
     with _Bar(Console(stderr=True)) as bar:
+        report = run(partial(publishing.index_shards, plan, jobs=jobs, progress=bar))
+    _print_report(report, plan.options)
+    return _exit(report, check=check)
 
-        async def work() -> "Report":
-            return await publishing.index_shards(plan, jobs=jobs, progress=bar)
 
-        report = run(work)
+def _print_report(report: "Report", options: "IndexOptions") -> None:
+    check, dry_run, publish = options.check, options.dry_run, options.publish
     for name, reason in sorted(report.wanting.items()):
-        if check or (dry_run and plan.publish):
+        if check or (dry_run and publish):
             click.echo(_line(f"{name}: {reason}"))
     for place in report.written:
         if dry_run:
             click.echo(_line(f"would write {place}"))
     _complain(report)
-    click.echo(_summary(report, check=check, dry_run=dry_run, publish=plan.publish))
+    click.echo(_summary(report, check=check, dry_run=dry_run, publish=publish))
     if report.beside:
         click.echo(
             f"aisfs: {report.beside} indexes lie beside their shards, where other programs take them for data:"
             " aisfs index --move SOURCE",
             err=True,
         )
-    return _exit(report, check=check)
 
 
 def _take_only(
@@ -175,7 +163,7 @@ def _take_only(
 def _index_on_server(
     sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, check: bool
 ) -> int:
-    """Have the cluster build its own indexes, and tell which shards have one then."""
+    """Have the cluster build its own indexes, and print which shards still have none."""
     from aisfs.work.jobs import build_shard_indexes
 
     endpoint = settings.pop("endpoint", None)
@@ -210,7 +198,7 @@ def _index_on_server(
 def _move(
     sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, dry_run: bool
 ) -> int:
-    """Move the indexes that lie beside shards, and tell what became of them."""
+    """Move the indexes that lie beside shards, and print what was moved."""
     from aisfs.work.moving_indexes import move_indexes
 
     moved = run(partial(move_indexes, sources, settings, jobs=jobs, dry_run=dry_run))
@@ -220,7 +208,7 @@ def _move(
     for name, reason in sorted(moved.left.items()):
         click.echo(f"aisfs: {_line(f'{name}: left there: {reason}')}", err=True)
     done = "would be moved" if dry_run else "moved"
-    there = f", of which it had {moved.dropped}" if moved.dropped else ""
+    there = f"; it had {moved.dropped} of them" if moved.dropped else ""
     click.echo(f"{len(moved.moved)} indexes {done} to {moved.bucket}{there}")
     return Exit.FAILURE if moved.left else Exit.OK
 

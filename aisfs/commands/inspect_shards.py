@@ -12,21 +12,16 @@ from rich.text import Text
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
+    STORE,
     Exit,
-    cache_dir_option,
-    cache_size_option,
-    encoding_option,
     exit_code,
-    flag,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
-    no_published_index_flag,
+    own_option,
     print_parts,
     run,
-    scan_option,
-    source_options,
-    store_options,
+    setting,
+    settings,
     with_switched_off,
     without_unset,
 )
@@ -44,28 +39,23 @@ LINES_MAX = 20
 
 @click.command("inspect", cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@jobs_option("Shards read at once.")
-@click.option(
-    "--labels",
+@own_option("--json", "Print JSON instead of tables.", name="as_json")
+@jobs_option("Shards read at once; each is several requests.")
+@own_option(
+    "--labels N",
+    "Print the N most frequent labels; 0 reads none.",
+    "then of a zip only its directory is read",
     type=click.IntRange(0),
     default=TOP,
-    show_default=True,
-    metavar="N",
-    help="Print the N most frequent labels; 0 reads none.",
 )
-@source_options
-@store_options
-@flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
-@flag("--recursive", "Also look into tars inside shards.")
-@encoding_option
-@flag("--magic", "Recognize archives by content, not by name.")
-@index_bucket_option
-@no_published_index_flag
-@scan_option
-@cache_dir_option
-@cache_size_option
-@io_timeout_option
+@settings(*SOURCES, *STORE, "ignore_zeros", "encoding")
+@setting("recursive", why="an inner tar counts as a member besides its own members")
+@setting(
+    "magic",
+    "Recognize archives by content, not by name",
+    why="only objects named like a shard are inspected",
+)
+@settings("scan", "index_bucket", "published_index", "cache_dir", "cache_size", "io_timeout")
 def inspect(
     sources: tuple[str, ...],
     as_json: bool,

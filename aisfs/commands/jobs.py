@@ -9,23 +9,31 @@ from rich.console import Console
 from rich.table import Table
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, endpoint_option, print_parts, run
+from aisfs.commands.options import Exit, own_option, print_parts, run, setting
 from aisfs.redaction import shown
 from aisfs.system import logs
 
 
 @click.command(cls=Documented)
-@endpoint_option
-@click.option("--all", "every", is_flag=True, help="Show jobs of all kinds.")
-@click.option("--watch", metavar="ID", help="Show the progress of one job until it ends.")
-@click.option("--cancel", metavar="ID", help="Have the cluster stop a job.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@setting("endpoint")
+@own_option("--all", "Show jobs of all kinds.", "those that aisfs never starts, too", name="every")
+@own_option(
+    "--watch ID",
+    "Show the progress of one job until it ends.",
+    "the exit code is 1 if it failed or was stopped; Ctrl-C ends only the watching",
+)
+@own_option(
+    "--cancel ID",
+    "Have the cluster stop a job.",
+    "the exit code is 1 if it has ended already or is unknown",
+)
+@own_option("--json", "Print JSON.", "for scripts", name="as_json")
 def jobs(
     endpoint: str | None, every: bool, watch: str | None, cancel: str | None, as_json: bool
 ) -> int:
     """List, watch and stop jobs of the cluster.
 
-    Without --all, these are sorts and the indexing of shards. After --watch, the exit code is 1 if the
+    Without --all, it lists sorts and the indexing of shards. After --watch, the exit code is 1 if the
     job was stopped or failed.
     """
     from aisfs.work import jobs as cluster_jobs
@@ -43,14 +51,14 @@ def jobs(
         return Exit.FAILURE if job.failed else Exit.OK
 
     found = run(partial(cluster_jobs.list_jobs, endpoint, every=every))
-    told = [cluster_jobs.as_json(job) for job in found] if as_json else None
-    _print(told, [cluster_jobs.row_of(job) for job in found])
+    rows = [cluster_jobs.as_json(job) for job in found] if as_json else None
+    _print(rows, [cluster_jobs.row_of(job) for job in found])
     return Exit.OK
 
 
-def _print(told: list[dict[str, Any]] | None, rows: list[Any]) -> None:
-    if told is not None:
-        click.echo(json.dumps(told, indent=2))
+def _print(as_json: list[dict[str, Any]] | None, rows: list[Any]) -> None:
+    if as_json is not None:
+        click.echo(json.dumps(as_json, indent=2))
         return
     if not rows:
         click.echo("no jobs")

@@ -11,15 +11,7 @@ from click.shell_completion import CompletionItem
 
 from aisfs import __version__
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import (
-    Exit,
-    complete_directory,
-    exit_code,
-    fail,
-    log_options,
-    start_logging,
-    warn,
-)
+from aisfs.commands.options import Exit, complete_directory, exit_code, fail, own_option, warn
 from aisfs.errors import AisfsError
 
 _HELPERS = ("mount.aisfs", "mount.fuse.aisfs")
@@ -87,7 +79,7 @@ COMMANDS = {
         "mb": _Command("Make buckets.", "commands.buckets:mb"),
         "rm": _Command("Remove objects.", "commands.buckets:rm"),
         "jobs": _Command("List, watch and stop jobs of the cluster.", "commands.jobs:jobs"),
-        "serve": _Command("Serve a directory as a small AIStore.", "commands.main:serve"),
+        "serve": _Command("Serve a directory as a small AIStore.", "commands.serve:serve"),
         "csi": _Command("Serve volumes of Kubernetes.", "csi.node:csi"),
     },
     "Care": {
@@ -159,12 +151,16 @@ def cli() -> None:
 
 @click.command(cls=Documented)
 @click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
-@click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
+@own_option(
+    "-z, --lazy",
+    "Detach now, even if it is busy.",
+    "off, since a program that uses it would not know",
+)
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT, or that of a profile, and wait until its daemon has ended.
 
-    What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
-    and the next one of its source uploads the rest.
+    Files that were closed with `--write-back` and wait are uploaded first. If that fails, the mount still ends,
+    and the next mount of the same source uploads the rest.
     """
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.commands.profiles import mountpoint_of
@@ -175,50 +171,3 @@ def umount(mountpoint: str, lazy: bool) -> None:
         lazy=lazy,
         tell=lambda text: click.echo(warn("note", text), err=True),
     )
-
-
-@click.command(cls=Documented)
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port; 0 picks a free one and prints it.",
-)
-@click.option(
-    "--traps",
-    is_flag=True,
-    help="Lose and hide data where a real AIStore would, to test clients against that.",
-)
-@click.option(
-    "--allow-host",
-    "allow_hosts",
-    metavar="NAME",
-    multiple=True,
-    help="Also accept requests to this host name, besides addresses and localhost; repeatable.",
-)
-@log_options
-def serve(
-    directory: Path,
-    host: str,
-    port: int,
-    allow_hosts: tuple[str, ...],
-    traps: bool,
-    **log_settings: object,
-) -> None:
-    """Serve a directory as a small AIStore.
-
-    Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a
-    cluster. It has no access control: keep it on loopback.
-    """
-    from aisfs.server.run import serve as run_server
-    from aisfs.settings import LogSettings
-
-    start_logging(LogSettings.load(log_settings), foreground=True)
-
-    def ready(actual: int) -> None:
-        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
-
-    run_server(directory, host=host, port=port, allow_hosts=allow_hosts, ready=ready, traps=traps)

@@ -14,64 +14,28 @@ from typing import Any
 
 import click
 
-from aisfs.choices import Join, KeyRule, ShardIndex, Shards, View
 from aisfs.commands.guide import Documented, complete_place, help_all_option
 from aisfs.commands.options import (
     Exit,
-    cache_dir_option,
-    cache_size_option,
     config_option,
-    encoding_option,
-    files_from_option,
-    flag,
-    index_bucket_option,
-    io_timeout_option,
-    log_options,
-    no_published_index_flag,
-    scan_option,
-    setting,
-    slow_request_option,
-    staging_dir_option,
+    own_option,
+    settings,
     start_logging,
-    store_options,
     with_switched_off,
     without_unset,
 )
 from aisfs.errors import ConfigError
+from aisfs.settings.values import KNOWN, Group
 from aisfs.system.daemon import loading
 
 # What fstab and mount(8) add and aisfs has no use for; the second set goes to the kernel.
-_IGNORED = frozenset(
-    [
-        "defaults",
-        "ro",
-        "auto",
-        "noauto",
-        "nofail",
-        "_netdev",
-        "_rnetdev",
-        "comment",
-        "async",
-        "user",
-        "nouser",
-        "users",
-        "nousers",
-        "owner",
-        "noowner",
-        "group",
-        "nogroup",
-        "atime",
-        "noatime",
-        "diratime",
-        "nodiratime",
-        "relatime",
-        "norelatime",
-        "strictatime",
-        "nostrictatime",
-        "lazytime",
-        "nolazytime",
-    ]
-)
+# fmt: off
+_IGNORED = frozenset({
+    "defaults", "ro", "auto", "noauto", "nofail", "_netdev", "_rnetdev", "comment", "async", "user", "nouser", "users",
+    "nousers", "owner", "noowner", "group", "nogroup", "atime", "noatime", "diratime", "nodiratime", "relatime",
+    "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime",
+})
+# fmt: on
 _SECRETS = frozenset({"token", "authn_token", "password"})
 _COMMA = re.compile(r"(?<!\\),")
 _KERNEL = frozenset(
@@ -152,64 +116,22 @@ def with_values(
     return found
 
 
-_JOINS = tuple(join.value for join in Join)
-_SHARD_INDEX = tuple(when.value for when in ShardIndex)
-_BARE = {"--join": (Join.INNER, _JOINS), "--shard-index": (ShardIndex.ALWAYS, _SHARD_INDEX)}
+_BARE = {
+    f"--{name.replace('_', '-')}": (option.kind.show(option.bare), option.kind.words)
+    for name, option in KNOWN.items()
+    if option.bare
+}
 """Options that may go without their value: which one is meant then, and all there are."""
 
 
-_RARE = frozenset(
-    [
-        "allow_bucket_changes",
-        "attr_ttl",
-        "bandwidth_limit",
-        "client_ca",
-        "client_cert",
-        "client_key",
-        "create_bucket",
-        "dir_mode",
-        "file_mode",
-        "http_headers",
-        "ignore_attr_changes",
-        "ignore_zeros",
-        "index_bucket",
-        "latest",
-        "lazy",
-        "list_ttl",
-        "list_xattrs",
-        "log_format",
-        "magic",
-        "max_connections",
-        "memory_limit",
-        "negative_ttl",
-        "no_fastpath",
-        "no_published_index",
-        "part_size",
-        "prefetch_shards",
-        "read_ahead_max",
-        "recursive",
-        "rename_dir_limit",
-        "require",
-        "samples_per_shard",
-        "scan",
-        "shard_index",
-        "shard_size",
-        "shuffle",
-        "skip_verify_crt",
-        "slow_request",
-        "staging_dir",
-        "staging_size",
-        "strict",
-        "upload_limit",
-    ]
-)
-"""What `--help` leaves to `--help-all`: options for special data, networks, disks and measurements."""
+_IN_ORDER = sorted(KNOWN.values(), key=lambda option: ([*Group].index(option.group), option.rare))
+"""By group, and in each the rare ones last."""
 
 
 class _Mount(Documented):
     """A command whose options in `_BARE` may go without their values."""
 
-    rare = _RARE
+    hides_rare = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_values(args, _BARE))
@@ -218,150 +140,28 @@ class _Mount(Documented):
 @click.command(
     cls=_Mount,
     options_metavar="[OPTIONS]",
-    epilog="Environment: AIS_ENDPOINT, AIS_AUTHN_TOKEN, AIS_AUTHN_TOKEN_FILE, AIS_CLIENT_CA, AIS_CRT, "
-    "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
+    epilog=f"Environment: {', '.join(o.variable for o in KNOWN.values() if o.variable)}, as for the ais CLI.",
 )
 @click.argument("where", nargs=-1, metavar="[SOURCE…] MNT", shell_complete=complete_place)
-@store_options
-@setting("--client-ca FILE", "Certificates to trust, in PEM [AIS_CLIENT_CA].")
-@setting("--client-cert FILE", "Certificate of this client [AIS_CRT].")
-@setting("--client-key FILE", "Its key, unless the certificate's file has it [AIS_CRT_KEY].")
-@flag("--skip-verify-crt", "Do not check the server's certificate [AIS_SKIP_VERIFY_CRT].")
-@setting("--authn-token-file FILE", "File with the token, as JSON [AIS_AUTHN_TOKEN_FILE].")
-@click.option(
-    "--shards",
-    type=click.Choice([s.value for s in Shards]),
-    help="How X.tar is shown: file [default] (its members are in X.tar.d/, which is not listed), dir "
-    "(X.tar is a directory, its bytes are X.tar.raw), or both (X.tar and X.tar.d are listed).",
-)
-@click.option(
-    "--view",
-    type=click.Choice([v.value for v in View]),
-    help="Show the members of all shards of SOURCE as one dataset: a folder for each shard (members), "
-    "for each sample in it (samples), for each label (class), or all in one folder (flat). Or show "
-    "loose objects as tar files (shards).",
-)
-@click.option(
-    "--key-rule",
-    type=click.Choice([r.value for r in KeyRule]),
-    help="The key of a sample: the path up to its first dot (wds) [default], up to its last dot "
-    "(last-dot), or the last component up to its first dot (basename).",
-)
-@setting(
-    "--member-include GLOB", "In views: only members whose path matches; repeatable.", multiple=True
-)
-@setting(
-    "--member-exclude GLOB", "In views: no members whose path matches; repeatable.", multiple=True
-)
-@setting("--require EXT[,EXT]", "Leave out samples that lack one of these components.")
-@setting(
-    "--label FROM",
-    "Where labels come from: cls, txt, json:PATH, dir, re:REGEX, csv:OBJECT [cls; dir if no sample has it].",
-)
-@setting(
-    "--image EXT[;EXT]",
-    "Component that --view class shows of a sample: the first it has [jpg;jpeg;png]; jpg also finds "
-    "image.jpg; all: each picture.",
-)
-@setting(
-    "--classes FILE",
-    "File with the names of classes 0, 1, …, one per line [classes.txt beside the shards].",
-)
-@setting("--samples-per-shard N", "Samples in each tar of --view shards [1000].")
-@setting("--shard-size SIZE", "Most bytes in each tar of --view shards, such as 1GiB.")
-@setting("--shuffle SEED", "With --view shards: shuffle the samples, reproducibly.")
-@click.option(
-    "--join",
-    type=click.Choice(_JOINS),
-    metavar=f"[{'|'.join(_JOINS)}]",
-    help="Combine the parts of each sample from all sources, by its key. Show the samples that every "
-    "source has (inner, the default), or all (outer).",
-)
-@flag(
-    "--lazy",
-    "Return before all shards of --view class or flat are open; the first listing then waits.",
-)
-@flag("--strict", "Fail if --view class or flat shows nothing.")
-@files_from_option
-@setting("--include GLOB", "Show only keys that match GLOB; repeatable.", multiple=True)
-@setting("--exclude GLOB", "Leave out keys that match GLOB; repeatable.", multiple=True)
-@flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
-@flag("--recursive", "Also open tars inside shards.")
-@encoding_option
-@flag("--magic", "Recognize archives by content, not by name; X.d/ opens any archive X.")
-@index_bucket_option
-@no_published_index_flag
-@click.option(
-    "--shard-index",
-    metavar="[WHEN]",
-    type=click.Choice(_SHARD_INDEX),
-    help="Use AIStore's own index of a shard, where there is one, instead of scanning the shard: in "
-    "--view class and flat (auto) [default], always (also without WHEN), or never.",
-)
-@scan_option
-@flag("--list-xattrs", "List the extended attributes of aisfs; they can always be read by name.")
-@setting("--attr-ttl S", "Seconds until a name looked up alone is looked up again [60].")
-@setting("--list-ttl S", "Seconds until a directory is listed again [60].")
-@setting("--negative-ttl S", "Seconds until a missing name is looked up again [5].")
-@io_timeout_option
-@flag(
-    "--latest",
-    "Check objects of a cloud or another cluster against the original when they are read.",
-)
-@setting(
-    "--bandwidth-limit SIZE", "Most bytes a second to fetch, such as 100MiB; 0: no limit [none]."
-)
-@setting("--upload-limit SIZE", "Most bytes a second to send; 0: no limit [none].")
-@setting("--max-connections N", "Most requests at once [32].")
-@setting(
-    "--part-size SIZE",
-    "Upload larger files in parts of this size, while they are written [256MiB].",
-)
-@cache_dir_option
-@cache_size_option
-@setting("--read-ahead-max SIZE", "Most bytes fetched ahead of a sequential reader [64MiB].")
-@setting(
-    "--prefetch-shards N", "Shards fetched ahead of a reader that takes them in name order [2]."
-)
-@setting("--memory-limit SIZE", "Most bytes of objects in memory [512MiB, or what fits].")
-@flag("--no-fastpath", "Serve the kernel through pyfuse3 alone: slower, with the same results.")
+@settings(*(option.name for option in _IN_ORDER if option.typed))
 @click.option("--no-lane", is_flag=True, default=None, hidden=True)
-@flag("--writable", "Permit changes: files are staged, and uploaded when they are closed.")
-@flag("--create-bucket", "With --writable: make the bucket of SOURCE if it is missing.")
-@flag("--allow-bucket-changes", "With --writable and all buckets: mkdir makes buckets.")
-@staging_dir_option
-@setting("--staging-size SIZE", "Most bytes in the staging directory [half of the free disk].")
-@setting(
-    "--write-back S",
-    "With --writable: close small files once they are safe on the local disk, and upload them after S "
-    "seconds; 0: before close returns [0].",
+@own_option(
+    "--allow-other",
+    "Give other users access.",
+    "unless root mounts, `/etc/fuse.conf` must contain `user_allow_other`",
+    envvar="AISFS_ALLOW_OTHER",
 )
-@setting("--rename-dir-limit N", "Most objects of a directory that can be renamed [1000].")
-@flag("--ignore-attr-changes", "Accept and ignore owners, modes and times that cannot be kept.")
-@click.option(
-    "--allow-other", is_flag=True, envvar="AISFS_ALLOW_OTHER", help="Give other users access."
-)
-@setting("--uid N", "Owner of everything [you].")
-@setting("--gid N", "Group of everything [yours].")
-@setting("--file-mode OCT", "Permissions of files [0444, or 0644 if writable].")
-@setting("--dir-mode OCT", "Permissions of directories [0555, or 0755 if writable].")
-@setting(
-    "--metrics-addr HOST:PORT",
-    "Serve counters for Prometheus at /metrics, and /healthz; PORT alone is for this machine only.",
-)
-@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
-@click.option(
-    "-o",
-    "options",
+@own_option("-f, --foreground", "Stay in the foreground, and log to stderr.")
+@own_option(
+    "-o OPT[,OPT]",
+    "Options of mount(8), and the options above as name=value.",
+    "see below",
+    name="options",
     multiple=True,
-    metavar="OPT[,OPT]",
-    help="Options of mount(8), and the options above as name=value.",
 )
 @click.option("--sloppy", is_flag=True, hidden=True)
 @click.option("--fake", is_flag=True, hidden=True)
 @config_option
-@log_options
-@slow_request_option
 @help_all_option
 def mount(
     where: tuple[str, ...],
@@ -371,7 +171,7 @@ def mount(
     sloppy: bool,
     fake: bool,
     config: Path | None,
-    **settings: object,
+    **typed: object,
 ) -> int:
     """Mount SOURCE on the directory MNT.
 
@@ -394,16 +194,17 @@ def mount(
         raise click.UsageError(
             f"expected [SOURCE…] MNT: which directory is {where[0]} to be mounted on?"
         )
-    _, said = _sort(options, settings, sloppy=sloppy)
+    _, said = _sort(options, typed, sloppy=sloppy)
     use_file(Path(str(said.pop("config"))) if "config" in said else config)
     profile = where[0][1:] if where[0].startswith("@") else None
     where, options, described = expand_profile(where, options)
-    kernel, named = _sort(options, settings, sloppy=sloppy)
-    typed = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
+    kernel, named = _sort(options, typed, sloppy=sloppy)
+    set_here = without_unset(typed)
+    own = {**named, **set_here}
     named = {**described, **named}
     named.pop("config", None)
     kernel |= {"allow_other"} if named.pop("allow_other", None) or allow_other else set()
-    given = with_switched_off({**named, **without_unset(settings)})
+    given = with_switched_off({**named, **set_here})
     *sources, mountpoint = where
     plan = plan_mount(sources, Path(mountpoint), kernel, given)
     mounts.check(plan)
@@ -412,7 +213,7 @@ def mount(
     log_settings = load(LogSettings, given)
     start = partial(start_logging, foreground=foreground, mountpoint=plan.mountpoint)
     own_log = start(log_settings)
-    reload = Reload(typed, profile, log_settings, start)
+    reload = Reload(own, profile, log_settings, start)
     if foreground:
         return run_in_foreground(plan, reload, warn_also=log_settings.log_file is not None)
     return run_in_background(plan, reload, own_log)
@@ -426,8 +227,7 @@ def _sort(
     flags: dict[str, object] = {
         o.name: True for o in ours if isinstance(o, click.Option) and o.is_flag and o.name
     }
-    flags["join"] = Join.INNER.value
-    flags["shard_index"] = ShardIndex.ALWAYS.value
+    flags |= {name: o.kind.show(o.bare) for name, o in KNOWN.items() if o.bare}
     lists = {o.name for o in ours if o.multiple}
     names = {o.name for o in ours if o.name} - {"no_fastpath", "no_lane"}
     return sort_options(options, names, flags, lists, sloppy=sloppy)

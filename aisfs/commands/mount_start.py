@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CHANGEABLE = (*LogSettings.model_fields, "attr_ttl", "list_ttl", "negative_ttl")
+_CHANGEABLE = (*LogSettings.options, "attr_ttl", "list_ttl", "negative_ttl")
 """Settings that a mount under way can change."""
 
 
@@ -74,7 +74,7 @@ class Reload:
             if "log_file" in self._typed or said.values.get("log_file") == self._said.values.get(
                 "log_file"
             ):  # it may have been relative to a directory that is not the daemon's
-                logs = logs.model_copy(update={"log_file": self._logs.log_file})
+                logs = logs.changed(log_file=self._logs.log_file)
             self._start_logging(logs)
         except ConfigError as error:
             log.error("the configuration was not reloaded: %s", error)
@@ -172,7 +172,7 @@ class Opening:
             click.echo(line, err=True)
 
     def close(self) -> None:
-        """Remove the bar; tell a log that what took long is done."""
+        """Remove the bar; log that a start which took long is done."""
         told, self._told = self._told, False
         if self._bar is not None:
             self._bar.stop()
@@ -243,11 +243,11 @@ def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> 
     Args:
         plan: What to mount.
         reload: What SIGHUP does.
-        own_log: Where it logs if nobody said where.
+        own_log: The file that it logs to without `--log-file`.
     """
     opening = Opening(str(plan.source))
 
-    def told(message: "Message") -> None:
+    def receive(message: "Message") -> None:
         if "progress" in message:
             opening.show(message["progress"])
         elif "warning" in message:
@@ -257,7 +257,7 @@ def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> 
 
     try:
         with opening:
-            code, reason = daemon.detach(lambda reporter: _serve(plan, reporter, reload), told)
+            code, reason = daemon.detach(lambda reporter: _serve(plan, reporter, reload), receive)
             opening.complete = not code
     except KeyboardInterrupt:
         _clear(plan)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from aisfs.choices import LogFormat, LogLevel, Scan
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from aisfs.settings import LogSettings
+    from aisfs.settings.values import Option
 
 
 class Exit(IntEnum):
@@ -79,7 +79,7 @@ def fail(reason: str, code: int) -> int:
 
 
 def warn(level: str, text: str) -> str:
-    """Return the line that tells of a warning or an error which did not end the command."""
+    """Return the line for a warning, or for an error that did not end the command."""
     return f"aisfs: {level}: {_one_line(text)}"
 
 
@@ -87,25 +87,98 @@ def _one_line(text: str) -> str:
     return escaped(" ".join(text.split()))
 
 
+T = TypeVar("T")
 Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 _TYPES = {"DIR": click.Path(path_type=Path), "N": click.INT, "S": click.FLOAT, "SEED": click.INT}
 """By metavar; other values are text, which the settings parse."""
 
 
-def setting(
-    words: str, explanation: str, *, multiple: bool = False
-) -> Callable[[Command], Command]:
-    """Return an option such as `--io-timeout S`, whose default is that of the setting."""
-    name, _, metavar = words.partition(" ")
+class Described(click.Option):
+    """An option of a command, with what docs/CONFIGURATION.md says besides its help."""
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401
+        why: str = "",
+        setting: "Option[Any] | None" = None,
+        summary: str = "",
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Take the arguments of click; why and summary, as `setting` has them, are for the document."""
+        super().__init__(*args, **kwargs)
+        self.why, self.setting, self.summary = why, setting, summary
+
+
+def own_option(
+    words: str,
+    summary: str,
+    why: str = "",
+    *,
+    name: str = "",
+    **more: Any,  # noqa: ANN401
+) -> Decorator:
+    """Return an option that is no setting, but of one command.
+
+    Args:
+        words: Such as `-l, --long` or `--jobs N`; without a value, and a type, it is a flag.
+        summary: What `--help` says of it.
+        why: What docs/CONFIGURATION.md adds to that.
+        name: Of the parameter, if not the option's.
+        more: As click takes it.
+    """
+    *others, last = words.split(", ")
+    option, _, metavar = last.partition(" ")
+    names = [*others, option, *filter(None, (name,))]
+    flag = (
+        True if not metavar and "type" not in more else None
+    )  # with False, click lets the value be missing
+    more = {"is_flag": flag, "show_default": "default" in more, **more}
     return click.option(
-        name, metavar=metavar, type=_TYPES.get(metavar), multiple=multiple, help=explanation
+        *names, cls=Described, metavar=metavar or None, help=summary, why=why, **more
     )
 
 
-def flag(name: str, explanation: str) -> Callable[[Command], Command]:
-    """Return an option without a value, whose default is that of the setting."""
-    return click.option(name, is_flag=True, default=None, help=explanation)
+def setting(name: str, summary: str = "", why: str = "") -> Decorator:
+    """Return the option that sets a setting.
+
+    Args:
+        name: Of the setting.
+        summary: What it does in this command, if that is not what it does in `aisfs mount`.
+        why: What docs/CONFIGURATION.md adds to that.
+    """
+    from aisfs.settings.values import KNOWN  # `aisfs --help` does not wait for it
+
+    found = KNOWN[name]
+    kind, default = found.kind, found.shown_default
+    text = summary or ": ".join(filter(None, (found.summary, found.details)))
+    text += f" [{default}]." if default else "."
+    return click.option(
+        f"--{found.parameter.replace('_', '-')}",
+        cls=Described,
+        setting=found,
+        why=why,
+        summary=summary,
+        **({} if kind.metavar else {"is_flag": True, "default": None}),
+        metavar=kind.metavar or None,
+        type=click.Choice(kind.words, case_sensitive=not kind.any_case)
+        if kind.words
+        else _TYPES.get(kind.metavar),
+        multiple=kind.repeatable,
+        help=text.replace("`", ""),
+    )
+
+
+def settings(*names: str) -> Decorator:
+    """Return the options that set some settings."""
+
+    def add(command: Command) -> Command:
+        for name in reversed(names):
+            command = setting(name)(command)
+        return command
+
+    return add
 
 
 def complete_directory(
@@ -115,91 +188,44 @@ def complete_directory(
     return [CompletionItem(incomplete, type="dir")]
 
 
-endpoint_option = setting(
-    "--endpoint URL", "AIStore proxy [AIS_ENDPOINT, else that of the ais CLI]."
+STORE = (
+    "endpoint",
+    "direct",
+    "anonymous",
+    "requester_pays",
+    "proxy",
+    "http_headers",
+    "follow_links",
 )
+"""Settings that say how to reach the store of a source: AIStore, a cloud, a web server."""
+SOURCES = ("include", "exclude", "files_from")
+"""Settings that choose shards besides SOURCE; see `aisfs.mount.plan.read_shards`."""
+LOGS = ("log_level", "log_file", "log_format")
 
 
-proxy_option = setting(
-    "--proxy URL",
-    "HTTP proxy for all requests [none for AIStore; for other stores HTTP_PROXY, HTTPS_PROXY, NO_PROXY].",
-)
-
-
-def store_options(command: Command) -> Command:
-    """Add the options that say how to reach the store of a source: AIStore, a cloud, a web server."""
-    for option in (
-        flag("--follow-links", "Follow all symbolic links in local directories."),
-        setting(
-            "--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE."
-        ),
-        proxy_option,
-        flag("--requester-pays", "Pay for requests to a bucket of S3 or Google that demands it."),
-        flag("--anonymous", "Send no credentials to a store without AIStore: for public buckets."),
-        flag(
-            "--direct",
-            "Read s3://, gs:// and az:// from the cloud itself, whatever the endpoint is.",
-        ),
-        endpoint_option,
-    ):
-        command = option(command)
-    return command
-
-
-cache_dir_option = setting(
-    "--cache-dir DIR", "Directory of the disk cache [the user's cache directory]."
-)
-cache_size_option = setting(
-    "--cache-size SIZE",
-    "Limit of the disk cache, such as 50GiB; 0: none [10GiB or a tenth of the free disk].",
-)
-config_option = click.option(
-    "--config",
+config_option = own_option(
+    "--config FILE",
+    "Configuration file [~/.config/aisfs/config.toml and /etc/aisfs/config.toml].",
+    "see [below](#configuration-files)",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Configuration file [~/.config/aisfs/config.toml and /etc/aisfs/config.toml].",
 )
-encoding_option = setting(
-    "--encoding NAME",
-    "Encoding of names in zips that do not say theirs, such as cp932 or gbk [UTF-8 or cp437].",
-)
-files_from_option = setting(
-    "--files-from FILE", "Read sources from FILE, one per line or as wids' JSON; - is stdin."
-)
-io_timeout_option = setting(
-    "--io-timeout S", "Seconds until a request that keeps failing is an error [60]."
-)
-scan_option = click.option(
-    "--scan",
-    type=click.Choice([s.value for s in Scan]),
-    help="How to find the members of a shard without an index: read its headers where that is cheaper "
-    "(headers), or all of it (stream) [auto: stream if the data fits the disk cache, else headers].",
-)
-staging_dir_option = setting(
-    "--staging-dir DIR", "Directory of files until they are uploaded [the user's state directory]."
-)
-
-index_bucket_option = setting(
-    "--index-bucket BUCKET",
-    "Bucket of AIStore that has the published indexes of all others; '': they lie beside the shards"
-    " [aisfs-index].",
-)
-no_published_index_flag = flag(
-    "--no-published-index", "Scan shards even if their indexes are published."
-)
-_SWITCHES = {
-    "no_fastpath": "fastpath",
-    "no_lane": "fastpath",
-    "no_published_index": "published_index",
-}
-"""Options that switch a setting off."""
 
 
 def with_switched_off(given: Mapping[str, object]) -> dict[str, object]:
     """Return settings with those that an option such as `--no-fastpath` switches off."""
+    from aisfs.settings.values import KNOWN
+
+    switches = {o.parameter: name for name, o in KNOWN.items() if o.parameter != name}
+    switches["no_lane"] = "fastpath"
     switched = {
-        _SWITCHES[name]: False for name, value in given.items() if name in _SWITCHES and value
+        switches[name]: False for name, value in given.items() if name in switches and value
     }
-    return {name: value for name, value in given.items() if name not in _SWITCHES} | switched
+    return {name: value for name, value in given.items() if name not in switches} | switched
+
+
+def taken(kind: type[T], given: dict[str, object]) -> T:
+    """Return the dataclass `kind` of those of the options that its fields name; the others stay in `given`."""
+    return kind(**{name: given.pop(name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
 
 
 def size_value(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -214,13 +240,6 @@ def size_value(context: click.Context, option: click.Parameter, text: str | None
         raise click.BadParameter(f"{text!r} is not a size such as 1GiB") from None
 
 
-def source_options(command: Command) -> Command:
-    """Add the options that choose shards besides SOURCE; see `aisfs.mount.plan.read_shards`."""
-    exclude = setting("--exclude GLOB", "No shards that match GLOB; repeatable.", multiple=True)
-    include = setting("--include GLOB", "Only shards that match GLOB; repeatable.", multiple=True)
-    return files_from_option(include(exclude(command)))
-
-
 def without_unset(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that were given, in place of all that a command takes."""
     return {name: value for name, value in settings.items() if value not in (None, ())}
@@ -228,43 +247,17 @@ def without_unset(settings: Mapping[str, object]) -> dict[str, object]:
 
 def jobs_option(explanation: str) -> Callable[[Command], Command]:
     """Return the option `--jobs`."""
-    return click.option(
-        "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help=explanation
-    )
-
-
-slow_request_option = setting(
-    "--slow-request S", "Log requests that take this many seconds; 0: none for that [10]."
-)
-
-
-def log_options(command: Command) -> Command:
-    """Add the options that say what is logged, and where."""
-    for option in (
-        click.option(
-            "--log-format",
-            type=click.Choice([f.value for f in LogFormat]),
-            help="Form of each line: text [default], or a JSON object.",
-        ),
-        setting("--log-file FILE", "Log to this file, which logrotate may move."),
-        click.option(
-            "--log-level",
-            type=click.Choice([level.value for level in LogLevel], case_sensitive=False),
-            help="Lowest level to log: debug (each request), info [default], warning or error.",
-        ),
-    ):
-        command = option(command)
-    return command
+    return own_option("--jobs N", explanation, "1 to 64", type=click.IntRange(1, 64), default=4)
 
 
 def start_logging(
     settings: "LogSettings", *, foreground: bool, mountpoint: Path | None = None
 ) -> Path | None:
-    """Log as the settings say; return the file that a daemon logs to if nobody said where.
+    """Log as the settings say; return the file that a daemon logs to without `--log-file`.
 
     Args:
         settings: What, where, and in which form.
-        foreground: Whether to log to stderr if nobody said where.
+        foreground: Whether to log to stderr without `--log-file`.
         mountpoint: Of the daemon.
 
     Raises:
@@ -299,7 +292,6 @@ def start_logging(
     return own
 
 
-T = TypeVar("T")
 _ENDLESS = 1 << 20
 """Columns where there is no terminal: grep and awk want each row in one line."""
 

@@ -11,32 +11,33 @@ from rich.console import Console
 from aisfs.choices import KeyRule
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
+    STORE,
     Command,
     Exit,
-    index_bucket_option,
-    io_timeout_option,
     jobs_option,
+    own_option,
     run,
     setting,
+    settings,
     size_value,
-    source_options,
-    store_options,
+    taken,
     without_unset,
 )
 from aisfs.redaction import escaped
 from aisfs.system import logs
 
 if TYPE_CHECKING:
-    from aisfs.work.pack import PackPlan
+    from aisfs.work.pack import Packed, PackPlan
 
 _MOST_LINES = 20
-"""Lines printed about single files, of which there may be millions."""
+"""Most lines about single files: there may be millions of files."""
 
 
 def _common_options(command: Command) -> Command:
     command = jobs_option("Shards packed or unpacked at once.")(command)
-    command = store_options(io_timeout_option(command))
-    return click.option("--dry-run", is_flag=True, help="Only print what would be done.")(command)
+    command = settings(*STORE, "io_timeout")(command)
+    return own_option("--dry-run", "Only print which shards are meant.")(command)
 
 
 @click.command(cls=Documented)
@@ -44,58 +45,65 @@ def _common_options(command: Command) -> Command:
     "sources", metavar="SOURCE...", nargs=-1, required=True, shell_complete=complete_source
 )
 @click.argument("shards", metavar="SHARDS")
-@click.option(
-    "--max-count",
+@own_option(
+    "--max-count N",
+    "Most samples in a shard.",
+    "as webdataset's ShardWriter",
     type=click.IntRange(1),
     default=100_000,
-    show_default=True,
-    help="Most samples in a shard.",
 )
-@click.option(
-    "--max-size",
-    metavar="SIZE",
+@own_option(
+    "--max-size SIZE",
+    "Most bytes in a shard, unless a single sample is larger.",
+    "about webdataset's",
     default="3GiB",
-    show_default=True,
     callback=size_value,
-    help="Most bytes in a shard.",
 )
-@setting("--shuffle SEED", "Shuffle the samples.")
-@setting(
+@own_option(
+    "--shuffle SEED",
+    "Shuffle the samples; the same seed gives the same order.",
+    "without it, by name",
+    type=int,
+)
+@own_option(
     "--class-to EXT", "There is a directory for each class: add a member KEY.EXT with its number."
 )
-@click.option(
+@own_option(
     "--key-rule",
+    "Which part of a file's name is the key of its sample, as for aisfs mount [wds, and an error if it would merge samples].",
+    "see below",
     type=click.Choice([rule.value for rule in KeyRule]),
-    help="Which part of a file's name is the key of its sample; see aisfs mount"
-    " [wds, and an error if it would merge samples].",
 )
-@setting("--exclude GLOB", "No files that match GLOB; repeatable.", multiple=True)
-@setting("--include GLOB", "Only files that match GLOB; repeatable.", multiple=True)
-@click.option("--hidden", is_flag=True, help="Pack names that start with a dot, too.")
-@click.option(
+@setting(
+    "include",
+    "Only files that match GLOB; repeatable",
+    why="by their path below `SOURCE`",
+)
+@setting("exclude", "No files that match GLOB; repeatable")
+@own_option(
+    "--hidden",
+    "Pack names that start with a dot, too.",
+    "off, since no view and no webdataset reader shows them",
+)
+@own_option(
     "--replace",
-    is_flag=True,
-    help="Remove older shards of these names once the new ones are there.",
+    "Remove older shards of these names, and their indexes, once the new ones are there.",
+    "off, since they cannot be had back",
 )
-@click.option("--no-index", is_flag=True, help="Do not publish the indexes of the shards.")
-@index_bucket_option
+@own_option(
+    "--no-index",
+    "Do not publish the indexes of the shards.",
+    "an index takes some KB and spares every mount a scan ([SEMANTICS](SEMANTICS.md#published-indexes))",
+)
+@setting("index_bucket", why="in a directory and without AIStore, indexes lie beside the shards")
 @_common_options
 def pack(
     sources: tuple[str, ...],
     shards: str,
-    max_count: int,
-    max_size: int,
-    shuffle: int | None,
-    class_to: str | None,
     key_rule: str | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    hidden: bool,
-    replace: bool,
-    no_index: bool,
     jobs: int,
     dry_run: bool,
-    **settings: object,
+    **given: object,
 ) -> int:
     """Pack files into tar shards.
 
@@ -111,39 +119,36 @@ def pack(
     from aisfs.work import pack as packing
 
     logs.configure("warning", None, foreground=True)
-    given = without_unset(settings)
-    options = packing.PackOptions(
-        max_count=max_count,
-        max_size=max_size,
-        shuffle=shuffle,
-        class_to=class_to,
-        key_rule=KeyRule(key_rule) if key_rule else None,
-        include=include,
-        exclude=exclude,
-        hidden=hidden,
-        no_index=no_index,
-        replace=replace,
-    )
+    given["key_rule"] = KeyRule(key_rule) if key_rule else None
+    options = taken(packing.PackOptions, given)
+    given = without_unset(given)
     plan = run(partial(packing.plan_pack, sources, shards, given, options))
     _print_all(plan.tree.left_out, "left out: ")
     if dry_run:
-        for index, layout in enumerate(plan.layouts):
-            name = escaped(f"{plan.place}/{plan.names.name(index)}")
-            counts = f"{layout.samples} samples, {len(layout.files)} files, {layout.size} bytes"
-            click.echo(f"{name}: {counts}")
+        _print_layouts(plan)
     else:
-        packed = run(partial(packing.pack, plan, given, jobs, Console(stderr=True)))
-        removed = f", {packed.removed} older ones removed" if packed.removed else ""
-        click.echo(
-            f"{plan.samples} samples: {packed.written} shards written, "
-            f"{packed.kept} were there, {packed.size} bytes{removed}"
-        )
-        _print_all(packed.unindexed, "no index published: ")
-        if packed.others:
-            _print_all([_remaining(packed.others, str(plan.names))], "")
+        _print_packed(plan, run(partial(packing.pack, plan, given, jobs, Console(stderr=True))))
     _print_all(plan.notes, "")
     _print_classes(plan)
     return Exit.FAILURE if plan.tree.left_out else Exit.OK
+
+
+def _print_layouts(plan: "PackPlan") -> None:
+    for index, layout in enumerate(plan.layouts):
+        name = escaped(f"{plan.place}/{plan.names.name(index)}")
+        counts = f"{layout.samples} samples, {len(layout.files)} files, {layout.size} bytes"
+        click.echo(f"{name}: {counts}")
+
+
+def _print_packed(plan: "PackPlan", packed: "Packed") -> None:
+    removed = f", {packed.removed} older ones removed" if packed.removed else ""
+    click.echo(
+        f"{plan.samples} samples: {packed.written} shards written, "
+        f"{packed.kept} were there, {packed.size} bytes{removed}"
+    )
+    _print_all(packed.unindexed, "no index published: ")
+    if packed.others:
+        _print_all([_remaining(packed.others, str(plan.names))], "")
 
 
 def _remaining(others: list[str], names: str) -> str:
@@ -173,8 +178,8 @@ def _print_classes(plan: "PackPlan") -> None:
 @click.command(cls=Documented)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
-@setting("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
-@source_options
+@own_option("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
+@settings(*SOURCES)
 @_common_options
 def unpack(
     sources: tuple[str, ...],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, staging_dir_option
+from aisfs.commands.options import Exit, own_option, setting
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.redaction import escaped
 from aisfs.system import logs
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Documented)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--upload", is_flag=True, help="Upload these files and forget them.")
-@click.option("--drop", is_flag=True, help="Remove these files for good.")
-@click.option("--all", "everything", is_flag=True, help="Upload or drop all files.")
-@click.option(
-    "--force", is_flag=True, help="Upload over an object that was changed by somebody else since."
+@own_option(
+    "--upload",
+    "Upload these files and forget them.",
+    "refused if the object changed since it was opened",
 )
-@staging_dir_option
+@own_option("--drop", "Remove these files for good, or forget what is damaged.")
+@own_option("--all", "Upload or drop all files.", name="everything")
+@own_option("--force", "Upload even where the object has changed since.")
+@setting("staging_dir")
 def recover(
     names: tuple[str, ...],
     upload: bool,
@@ -38,8 +40,7 @@ def recover(
     """List, upload or drop files that were written but never reached the store.
 
     NAME is an id or an object, as the list shows them. Files that a running mount is still writing
-    are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except over
-    an object that was changed since.
+    are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except where the object has changed since.
     """
     from aisfs.mount import recovery
     from aisfs.settings import WriteSettings

@@ -1,20 +1,25 @@
 """`aisfs sort`."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from aisfs.commands.guide import Documented, complete_source
 from aisfs.commands.options import (
+    SOURCES,
     Exit,
-    endpoint_option,
+    own_option,
     run,
+    settings,
     size_value,
-    source_options,
     without_unset,
 )
 from aisfs.system import logs
+
+if TYPE_CHECKING:
+    from aisfs.work.jobs import Ended
 
 INTERRUPTED = 130
 """What a shell reports after Ctrl-C."""
@@ -43,40 +48,40 @@ def _seed(context: click.Context, option: click.Parameter, text: str | None) -> 
 @click.command(cls=_Sort)
 @click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--shuffle",
-    metavar="[SEED]",
+@own_option(
+    "--shuffle [SEED]",
+    "Shuffle the samples instead of sorting them; with a SEED, the cluster repeats its choice where it can.",
+    "without a seed, another order each time",
     callback=_seed,
-    help="Shuffle the samples; with a SEED, the cluster repeats its choice where it can.",
 )
-@click.option(
+@own_option(
     "--by",
+    "Sort by the name of a sample, by md5 of the name, or by the content of one member.",
+    "see `--key`",
     type=click.Choice(["name", "md5", "content"]),
     default="name",
-    show_default=True,
-    help="Sort by the name of a sample, by md5 of the name, or by the content of one member.",
 )
-@click.option("--decreasing", is_flag=True, help="Sort from the last to the first.")
-@click.option("--key", metavar="EXT", help="With --by content: the member with the key, as cls.")
-@click.option(
+@own_option("--decreasing", "Sort from the last to the first.")
+@own_option(
+    "--key EXT",
+    "With --by content: the extension of the member that has the key, such as cls.",
+    "each sample must have it",
+)
+@own_option(
     "--key-type",
+    "How keys are compared.",
+    "a number must stand alone, without a line break",
     type=click.Choice(["string", "int", "float"]),
     default="string",
-    show_default=True,
-    help="How keys are compared.",
 )
-@click.option(
-    "--shard-size",
-    metavar="SIZE",
+@own_option(
+    "--shard-size SIZE",
+    "Bytes of samples that make a shard full [the mean of the sources].",
     callback=size_value,
-    help="Bytes of samples that make a shard full [the mean of the sources].",
 )
-@click.option(
-    "--detach", is_flag=True, help="Print the id of the job, and do not wait for its end."
-)
-@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@source_options
-@endpoint_option
+@own_option("--detach", "Print the id of the job, and do not wait for its end.")
+@own_option("--dry-run", "Only print what would be done.")
+@settings(*SOURCES, "endpoint")
 def sort(
     sources: tuple[str, ...],
     target: str,
@@ -114,8 +119,11 @@ def sort(
         for line in run(partial(sorting.describe, plan, endpoint)):
             click.echo(line)
         return Exit.OK
-    console = Console(stderr=True)
-    ended = run(partial(sorting.sort, plan, endpoint, console, detach=detach))
+    ended = run(partial(sorting.sort, plan, endpoint, Console(stderr=True), detach=detach))
+    return _print_end(ended, target, detach=detach)
+
+
+def _print_end(ended: "Ended", target: str, *, detach: bool) -> int:
     job = ended.job
     if detach:
         click.echo(job.id)

@@ -1,4 +1,4 @@
-"""`aisfs status`, `aisfs top`, `aisfs refresh`, `aisfs flush`: look at mounts, and tell them what to do."""
+"""`aisfs status`, `aisfs top`, `aisfs refresh`, `aisfs flush`: look at mounts, and send them requests."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, complete_directory, output, print_parts
+from aisfs.commands.options import Exit, complete_directory, output, own_option, print_parts
 from aisfs.errors import MountError
 from aisfs.redaction import escaped
 from aisfs.work.display import duration_text, size_text
@@ -72,17 +72,16 @@ _mountpoint = click.argument(
 
 @click.command(cls=_Status)
 @_mountpoint
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option(
-    "--watch",
-    metavar="[S]",
+@own_option("--json", "Print one JSON object instead of a table.", "for scripts", name="as_json")
+@own_option(
+    "--watch [S]",
+    "Show it again every S seconds [2], until Ctrl-C, as `aisfs top` does.",
     type=_INTERVAL,
-    help="Show it again every S seconds [2], until Ctrl-C, as `aisfs top` does.",
 )
-@click.option(
+@own_option(
     "--fastpath-stats",
-    is_flag=True,
-    help="Also show which threads answered the kernel, and what was pushed into its page cache.",
+    "Also show which threads answered the kernel, and what became of pushed members.",
+    "see [SEMANTICS](SEMANTICS.md#pushed-members)",
 )
 @click.option("--lane-stats", is_flag=True, hidden=True)
 def status(
@@ -92,7 +91,7 @@ def status(
     fastpath_stats: bool,
     lane_stats: bool,
 ) -> int:
-    """List the mounts of this machine, or show how the mount at MNT is.
+    """List the mounts of this machine, or show the state of the mount at MNT.
 
     Without MNT: where each mount is, of what, whether it answers and is busy, its rates over the last
     ten seconds, process, uptime and version. With MNT: what it has done, its cache, rates, cluster, and
@@ -124,13 +123,12 @@ def status(
 
 @click.command(cls=Documented)
 @_mountpoint
-@click.option(
-    "--interval",
-    metavar="S",
+@own_option(
+    "--interval S",
+    "Seconds between two looks.",
+    "as of `watch`",
     type=_INTERVAL,
     default=EVERY_SECONDS,
-    show_default=True,
-    help="Seconds between two looks.",
 )
 def top(mountpoint: str | None, interval: float) -> None:
     """Show all mounts of this machine, or the one at MNT, again and again until Ctrl-C.
@@ -294,9 +292,9 @@ def _rates(value: dict[str, float]) -> str:
 def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
     """Make the mount at MNT show now what others have changed.
 
-    It forgets listings and versions, and so does the kernel, in all of MNT or at and below each PATH. A
-    relative PATH begins at MNT; of a file, all of its directory is refreshed. Of a dataset, the shards
-    are found again.
+    Without PATH, the mount and the kernel forget all listings and versions; with PATH, those at and below it.
+    A relative PATH begins at MNT. For a file, its whole directory is refreshed; for a dataset, its shards are
+    looked for again.
     """
     from aisfs.commands.profiles import mountpoint_of
 
@@ -308,10 +306,10 @@ def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
 @click.command(cls=Documented)
 @click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
 def flush(mountpoint: str) -> None:
-    """Upload what was closed in the mount at MNT and waits.
+    """Upload the files of the mount at MNT that are closed and wait for their upload.
 
-    With `--write-back`, small files wait on the local disk after they were closed. This returns when all of
-    them are in the store, and fails if some are not.
+    With `--write-back`, closed small files wait on the local disk. The command returns when all of them are in
+    the store, and fails if some are not.
     """
     from aisfs.commands.profiles import mountpoint_of
 

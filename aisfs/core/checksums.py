@@ -8,7 +8,7 @@ import xxhash
 from crc32c import CRC32CHash
 
 DEFAULT_TYPE = "xxhash2"
-"""What AIStore gives a bucket unless told otherwise."""
+"""The type of checksum of a bucket of AIStore by default."""
 
 
 class Hasher(Protocol):

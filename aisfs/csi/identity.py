@@ -4,6 +4,7 @@ Kubernetes hands them to the driver with each call that publishes, new ones long
 a secret of the volume, and so is rotated as secrets are.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from aisfs.errors import ConfigError
+from aisfs.http.token_exchange import exchange
 from aisfs.settings import token_exchange
-from aisfs.stores.ais.token_exchange import exchange
+from aisfs.settings.fields import Federation, TokenFile, google_services
 
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 """What Kubernetes calls them, among the attributes or, from 1.35 on if the CSIDriver says so, the secrets."""
@@ -21,7 +23,14 @@ POD_TOKEN = "pod_token"
 """The secret of a volume that AIStore, or what exchanges it, gets."""
 CLOUD_TOKEN = "cloud_token"
 """The secret of a volume that a cloud gets."""
-_AWS, _AZURE = "sts.amazonaws.com", "api://AzureADTokenExchange"
+_AWS, _EKS = "sts.amazonaws.com", "pods.eks.amazonaws.com"
+_AZURE = "api://AzureADTokenExchange"
+_GOOGLE = "https://iam.googleapis.com/"
+"""With the name of the provider behind it, as its audience is by default."""
+_GOOGLE_PROVIDER, _GOOGLE_ACCOUNT = "GOOGLE_PROVIDER", "GOOGLE_SERVICE_ACCOUNT_EMAIL"
+"""No variables that a library knows: what they say goes into the file that Google's variable names."""
+EKS_AGENT = "http://169.254.170.23/v1/credentials"
+"""Where EKS Pod Identity gives credentials on every node, unless the operator names another place."""
 _WORD = re.compile(r"[A-Za-z0-9-]{1,64}")
 ATTRIBUTES: Mapping[str, tuple[str, re.Pattern[str], str]] = {
     "region": ("AWS_REGION", _WORD, ""),
@@ -30,8 +39,25 @@ ATTRIBUTES: Mapping[str, tuple[str, re.Pattern[str], str]] = {
         re.compile(r"arn:aws[a-z-]*:iam::\d+:role/[\w+=,.@/-]+"),
         _AWS,
     ),
+    "aws_pod_identity": (
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        re.compile(r"true|on|yes|1", re.IGNORECASE),
+        _EKS,
+    ),
     "azure_client_id": ("AZURE_CLIENT_ID", _WORD, _AZURE),
     "azure_tenant_id": ("AZURE_TENANT_ID", re.compile(r"[A-Za-z0-9.-]{1,253}"), _AZURE),
+    "google_provider": (
+        _GOOGLE_PROVIDER,
+        re.compile(
+            r"projects/\d+/locations/global/workloadIdentityPools/[a-z0-9-]+/providers/[a-z0-9-]+"
+        ),
+        _GOOGLE,
+    ),
+    "google_service_account": (
+        _GOOGLE_ACCOUNT,
+        re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com"),
+        _GOOGLE,
+    ),
 }
 """Attributes that are about a cloud: its variable, what may be said (both a region and a tenant become a part of a URL
 that the token is sent to), and the audience of the token that it takes."""
@@ -49,6 +75,24 @@ class Cloud:
     audience: str = ""
     """Of the token by which the cloud knows the pod; empty where the mounter's credentials count."""
 
+    def variables_for(self, token_file: str) -> dict[str, str]:
+        """Return what the libraries of the cloud want to be set, if the token is in a file."""
+        found = dict(self.variables)
+        account = found.pop(_GOOGLE_ACCOUNT, "")
+        if provider := found.pop(_GOOGLE_PROVIDER, ""):
+            sts, iam = google_services()
+            acting = f"{iam}/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
+            federation = Federation(
+                audience=f"//iam.googleapis.com/{provider}",
+                token_url=f"{sts}/v1/token",
+                credential_source=TokenFile(token_file),
+                service_account_impersonation_url=acting if account else "",
+            )
+            fd = os.memfd_create("aisfs identity")
+            os.write(fd, msgspec.json.encode(federation))
+            found["GOOGLE_APPLICATION_CREDENTIALS"] = f"/proc/self/fd/{fd}"
+        return found
+
 
 NO_CLOUD = Cloud()
 
@@ -64,10 +108,16 @@ def parse_cloud(given: Mapping[str, str]) -> Cloud:
         variable, pattern, audience = ATTRIBUTES[name]
         if not pattern.fullmatch(value):
             raise ConfigError(f"{name.replace('_', '-')}: {value!r} is none")
-        cloud[variable] = value
+        cloud[variable] = EKS_AGENT if audience == _EKS else value
         audiences |= {audience} - {""}
     if len(audiences) > 1:
-        raise ConfigError("aws-role-arn and azure-client-id: a volume is in one cloud")
+        raise ConfigError(
+            "aws-role-arn, aws-pod-identity, azure-client-id and google-provider: a volume has one identity"
+        )
+    if _GOOGLE in audiences:
+        if _GOOGLE_PROVIDER not in cloud:
+            raise ConfigError("google-service-account needs google-provider")
+        audiences = {f"{_GOOGLE}{cloud[_GOOGLE_PROVIDER]}"}
     if _AZURE in audiences and not {"AZURE_CLIENT_ID", "AZURE_TENANT_ID"} <= cloud.keys():
         raise ConfigError("azure-client-id and azure-tenant-id belong together")
     return Cloud(cloud, next(iter(audiences), ""))
@@ -81,7 +131,7 @@ def tokens_of_pod(text: str) -> dict[str, str]:
     """
     try:
         found = msgspec.json.decode(text or "{}", type=dict[str, _Token])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise ConfigError(f"{TOKENS}: not of the form that Kubernetes has") from None
     # Not remembered as secrets: what has the form of a token is struck out anyway, and the driver sees new ones for ever.
     return {audience: each.token for audience, each in found.items()}
@@ -126,4 +176,4 @@ def for_aistore(token: str) -> str:
         AisfsError: it cannot be exchanged.
     """
     url = token_exchange()
-    return exchange(token, url) if url else token
+    return exchange(token, url).text if url else token

@@ -35,6 +35,7 @@ from aisfs.csi.volumes import (
     check_endpoint,
     check_plan,
     code_of,
+    shortened,
 )
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.mount import run as mounts
@@ -191,9 +192,16 @@ class Mounter:
             raise VolumeError(Code.UNAVAILABLE, f"mounter {self._path}: ended before it answered")
         try:
             return msgspec.json.decode(answer, type=kind)
-        except msgspec.MsgspecError:
-            said = msgspec.json.decode(answer, type=Answer)
-            raise VolumeError(said.code, said.reason) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise _refusal(answer) from None
+
+
+def _refusal(answer: bytes) -> VolumeError:
+    try:
+        said = msgspec.json.decode(answer, type=Answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        said = Answer(Code.INTERNAL, "the answer of the mounter makes no sense: update both")
+    return VolumeError(said.code, said.reason)
 
 
 def _wait(connection: socket.socket, given_up: Callable[[], bool]) -> None:
@@ -262,14 +270,19 @@ class _Ends:
 
     def reap(self) -> None:
         """Note the end of each child that has ended."""
-        with suppress(ChildProcessError):
-            while (
-                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            ) is not None:
-                found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
-                if found is not None:
-                    self._note(int(found[1]), ended)
-                os.waitpid(ended.si_pid, 0)
+        # Else the next end would be noted in the midst of this, and its process gone when this looks at it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:
+            with suppress(ChildProcessError):
+                while (
+                    ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                ) is not None:
+                    found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
+                    if found is not None:
+                        self._note(int(found[1]), ended)
+                    os.waitpid(ended.si_pid, 0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _note(self, device: int, ended: os.waitid_result) -> None:
         self.killed.pop(device, None)
@@ -319,8 +332,28 @@ def run(path: Path) -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                if os.fork() == 0:
+                try:
+                    child = os.fork()
+                except OSError as error:  # the volumes that there are go on
+                    _refuse(connection, _no_process(error))
+                    continue
+                if child == 0:
                     _answer(connection, listener, ends)
+
+
+def _refuse(connection: socket.socket, answer: Answer) -> None:
+    """Answer a question without a look at it; it is read, since the driver would see a reset otherwise."""
+    with suppress(OSError):
+        connection.settimeout(_CONNECT_SECONDS)
+        _, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
+        for fd in descriptors:
+            os.close(fd)
+        connection.send(msgspec.json.encode(answer))
+
+
+def _no_process(error: OSError) -> Answer:
+    log.error("no process for a volume: %s", error.strerror)
+    return Answer(Code.RESOURCE_EXHAUSTED, f"the mounter can start no process: {error.strerror}")
 
 
 def _end(number: int, frame: "FrameType | None") -> None:
@@ -400,7 +433,8 @@ def _daemons() -> dict[int, int]:
 
 def _start(device: int, volume: Volume, fd: int) -> Answer:
     """Start the daemon of a volume, and kill it if it is not ready in time."""
-    log.info("serving %s", " ".join(volume.sources))
+    named = shortened(" ".join(volume.sources))
+    log.info("serving %s", named)
     siblings = f"{os.getppid()}/task/{os.getppid()}"
 
     def sharers() -> int:
@@ -416,10 +450,12 @@ def _start(device: int, volume: Volume, fd: int) -> Answer:
         code, reason = daemon.detach(
             lambda reporter: _serve(device, volume, fd, sharers, reporter), keep_stderr=True
         )
+    except OSError as error:
+        return _no_process(error)
     except KeyboardInterrupt:
         return Answer(
             Code.UNAVAILABLE,
-            f"{' '.join(volume.sources)}: not ready within {OPEN_SECONDS:g} s; with the attribute"
+            f"{named}: not ready within {OPEN_SECONDS:g} s; with the attribute"
             " lazy a view is mounted before all of its shards are open",
         )
     finally:
@@ -439,7 +475,8 @@ def _serve(
     try:
         check_endpoint(volume)
         kept = Secrets(device).keep(_final(volume.secrets))
-        fields.use_identity(volume.cloud.variables, kept.pop(CLOUD_TOKEN, ""))
+        token_file = kept.pop(CLOUD_TOKEN, "")
+        fields.use_identity(volume.cloud.variables_for(token_file), token_file)
         settings = {**volume.settings, **kept}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)
@@ -447,9 +484,10 @@ def _serve(
         mounts.check(plan)
         trio.run(mounts.run, plan, reporter, warnings)
     except AisfsError as error:
-        log.error("%s", error)
-        text = f"{error}{_about_token(volume)}" if isinstance(error, AccessDenied) else str(error)
+        text = _IN_MEMORY.sub("of the volume's secret", str(error))
+        text = f"{text}{_about_token(volume)}" if isinstance(error, AccessDenied) else text
         failure = VolumeError(code_of(error), text)  # only this process knows the token
+        log.error("%s", failure)
         reporter.failed(str(failure), failure.code)
     except Exception as error:
         log.exception("the mount ended on a bug in aisfs, please report it")
@@ -457,6 +495,10 @@ def _serve(
         reporter.failed(str(failure), failure.code)
     else:
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
+
+
+_IN_MEMORY = re.compile(r"\(?/proc/self/fd/\d+\)?")
+"""What errors call a secret, which is a file to the rest of aisfs."""
 
 
 def _final(secrets: Mapping[str, str]) -> dict[str, str]:
@@ -468,6 +510,8 @@ def _final(secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 def _about_token(volume: Volume) -> str:
+    if CLOUD_TOKEN in volume.secrets:
+        return " (in Kubernetes: the cloud gives the service account of the pod no access)"
     if POD_TOKEN in volume.secrets:
         return " (in Kubernetes: it is the token of the pod's service account that is refused)"
     if TOKEN in volume.secrets:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, log_options, start_logging
+from aisfs.commands.options import LOGS, Exit, own_option, setting, settings, start_logging
 from aisfs.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.errors import ConfigError
 from aisfs.system.daemon import loading
@@ -30,60 +30,56 @@ def csi() -> None:
 
 
 @csi.command(cls=Documented)
-@click.option("--node-id", metavar="NAME", required=True, help="The node's name in Kubernetes.")
-@click.option(
-    "--socket",
-    metavar="PATH",
+@own_option("--node-id NAME", "The node's name in Kubernetes.", "must be given", required=True)
+@own_option(
+    "--socket PATH",
+    "Socket on which kubelet calls.",
     default=Path("/csi/csi.sock"),
-    show_default=True,
     type=click.Path(path_type=Path),
-    help="Socket for kubelet.",
 )
-@click.option(
-    "--mounter",
-    metavar="PATH",
+@own_option(
+    "--mounter PATH",
+    "Socket on which `aisfs csi mounter` listens.",
     default=Path("/mounter/mounter.sock"),
-    show_default=True,
     type=click.Path(path_type=Path),
-    help="Socket of `aisfs csi mounter`.",
 )
-@click.option(
+@own_option(
     "--allow-scheme",
+    "Let volumes show this, too, besides what AIStore serves; repeatable.",
     multiple=True,
     type=click.Choice(SCHEMES),
-    help="Let volumes show this, too, besides what AIStore serves.",
 )
-@click.option(
-    "--allow-host",
-    metavar="HOST[:PORT]",
+@own_option(
+    "--allow-host HOST[:PORT]",
+    "Let volumes name this web server, or this endpoint of another AIStore; repeatable.",
+    "without a port, that of the scheme",
     multiple=True,
-    help="Let volumes name this web server, or this endpoint of another AIStore.",
 )
-@click.option(
-    "--max-io-timeout",
-    metavar="S",
+@own_option(
+    "--max-io-timeout S",
+    "Most seconds that a volume may set as its `io-timeout`.",
     default=IO_TIMEOUT_MOST,
-    show_default=True,
     type=click.FloatRange(min=0, min_open=True),
-    help="Most seconds that a volume may set as its io-timeout.",
 )
-@click.option(
-    "--max-volumes",
-    metavar="N",
+@own_option(
+    "--max-volumes N",
+    "Most volumes that Kubernetes may place on this node; 0: no limit.",
+    "all of them share the mounter's memory",
     default=0,
-    show_default=True,
     type=click.IntRange(min=0),
-    help="Most volumes that Kubernetes may place on this node; 0 is no limit.",
 )
-@click.option(
-    "--token-audience",
-    metavar="AUDIENCE",
-    help="Give AIStore the pod's token for this audience, if the volume has no token of its own.",
+@own_option(
+    "--token-audience AUDIENCE",
+    "Give AIStore the pod's token for this audience, if the volume has no token of its own.",
+    "see [KUBERNETES](KUBERNETES.md#the-identity-of-the-pod)",
 )
-@click.option(
-    "--metrics-addr", metavar="HOST:PORT", help="Serve the driver's counters for Prometheus there."
+@own_option(
+    "--metrics-addr HOST:PORT",
+    "Serve the driver's counters for Prometheus there.",
+    "see [KUBERNETES](KUBERNETES.md#watching)",
 )
-@log_options
+@setting("log_level", why="the log goes to stderr")
+@settings(*LOGS[1:])
 def driver(
     node_id: str,
     socket: Path,
@@ -112,7 +108,8 @@ def driver(
 
 @csi.command(cls=Documented)
 @click.argument("socket", type=click.Path(path_type=Path))
-@log_options
+@setting("log_level", why="the log goes to stderr")
+@settings(*LOGS[1:])
 def mounter(socket: Path, **log_settings: object) -> int:
     """Serve the volumes that `aisfs csi driver` mounts, one process for each.
 
@@ -129,15 +126,14 @@ def mounter(socket: Path, **log_settings: object) -> int:
 
 
 @csi.command(cls=Documented)
-@click.option(
-    "--socket",
-    metavar="PATH",
+@own_option(
+    "--socket PATH",
+    "Socket on which Kubernetes' external-provisioner calls.",
     default=Path("/csi/csi.sock"),
-    show_default=True,
     type=click.Path(path_type=Path),
-    help="Socket for Kubernetes' external-provisioner.",
 )
-@log_options
+@setting("log_level", why="the log goes to stderr")
+@settings(*LOGS[1:])
 def controller(socket: Path, **log_settings: object) -> int:
     """Make volumes for claims, and remove them: buckets of AIStore, or directories in one.
 

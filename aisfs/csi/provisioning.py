@@ -32,7 +32,7 @@ from aisfs.model import SERVED
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline, Retrier
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from aisfs.work.buckets import remove
 
 T = TypeVar("T")
@@ -208,11 +208,9 @@ async def _create(made: Made, cluster: _Cluster) -> None:
     if there is None:
         if (await store.first_keys(place.bucket, place.prefix, 1, sure=True)).found:
             raise VolumeError(Code.ALREADY_EXISTS, f"{made.id}: has objects, and is no volume")
-        content = BytesContent(msgspec.json.encode(made))
+        key, content = f"{place.prefix}{_RECORD}", BytesContent(msgspec.json.encode(made))
         try:
-            await store.upload(
-                place.bucket, f"{place.prefix}{_RECORD}", content, only_new=f"volume {made.id}"
-            )
+            await store.upload(Upload(place.bucket, key, content, only_new=f"volume {made.id}"))
             return
         except AlreadyExists:  # another controller was faster
             there = await _read(place, cluster)

@@ -28,6 +28,7 @@ from aisfs.csi.targets import (
 )
 from aisfs.csi.volumes import Code, VolumeError, code_of, parse_volume
 from aisfs.errors import AisfsError
+from aisfs.redaction import escaped
 from aisfs.settings import ClusterSettings, MonitoringSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.transport import VERSION
@@ -244,10 +245,12 @@ def _answering(method: Callable[[Any], Any], count: _Count) -> Callable[[Any, An
             count(call, Code.OK.name)
             return answered
         except AisfsError as error:
-            code = error.code if isinstance(error, VolumeError) else code_of(error)
-            count(call, code.name)
-            log.warning("%s: %s (%s)", call, error, code.name)
-            context.abort(_STATUS[code], str(error))
+            failed = (
+                error if isinstance(error, VolumeError) else VolumeError(code_of(error), str(error))
+            )
+            count(call, failed.code.name)
+            log.warning("%s: %s (%s)", call, failed, failed.code.name)
+            context.abort(_STATUS[failed.code], escaped(str(failed)))
 
     return answer
 

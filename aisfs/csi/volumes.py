@@ -36,21 +36,10 @@ from aisfs.errors import (
 )
 from aisfs.mount.plan import SourcePlan
 from aisfs.settings import ClusterSettings
-from aisfs.settings.values import flag_of
+from aisfs.settings.values import KNOWN, flag_of
 
-# fmt: off
-ALLOWED = frozenset({
-    "anonymous", "attr_ttl", "create_bucket", "dir_mode", "direct", "encoding", "endpoint", "exclude",
-    "file_mode", "gid",
-    "ignore_attr_changes", "ignore_zeros", "image", "include", "io_timeout", "join", "key_rule",
-    "label", "latest", "lazy", "list_ttl", "list_xattrs", "magic", "max_connections",
-    "negative_ttl", "part_size", "prefetch_shards", "published_index", "read_ahead_max",
-    "recursive", "rename_dir_limit", "require", "samples_per_shard", "scan", "shard_index",
-    "shard_size", "shards", "shuffle", "strict", "uid", "view", "writable",
-})
-# fmt: on
+ALLOWED = frozenset(name for name, option in KNOWN.items() if option.tenants)
 """Options of `aisfs mount` that a volume may set."""
-_LISTS = ("include", "exclude")
 _FLAGS = frozenset({"writable", "create_bucket", "direct", "anonymous"})
 """Those that decide what a volume may reach or change: a word that means neither is refused."""
 _NO = frozenset({"0", "f", "false", "n", "no", "off", ""})
@@ -62,6 +51,8 @@ _NAMESPACE = f"{_OF_KUBERNETES}pod.namespace"
 TOKEN = "token"
 _CERTIFICATES = ("client_ca", "client_cert", "client_key")
 _TABLE = "csv:"
+_TEXT_MOST = 1000
+"""Characters: an event of Kubernetes has 1024, and gRPC hands no more than 16 KiB on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +197,7 @@ def parse_settings(given: Mapping[str, str]) -> dict[str, Any]:
         name = word.replace("-", "_")
         if name not in ALLOWED:
             raise ConfigError(f"{word}: no option of volumes (see docs/KUBERNETES.md)")
-        settings[name] = tuple(value.split()) if name in _LISTS else value
+        settings[name] = tuple(value.split()) if KNOWN[name].kind.repeatable else value
         if name in _FLAGS:
             settings[name] = _parse_flag(name, value)
     return settings
@@ -320,5 +311,13 @@ class VolumeError(AisfsError):
     """A call that failed, with its code."""
 
     def __init__(self, code: Code, text: str) -> None:
-        super().__init__(" ".join(text.split()))
+        text = " ".join(text.split())
+        super().__init__(shortened(text))
         self.code = code
+
+
+def shortened(text: str) -> str:
+    """Return a text with its beginning and its end alone, if it is long: an error repeats what was written."""
+    return (
+        text if len(text) <= _TEXT_MOST else f"{text[: _TEXT_MOST // 2]}…{text[-_TEXT_MOST // 2 :]}"
+    )

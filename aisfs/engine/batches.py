@@ -1,9 +1,8 @@
 """Small objects that are wanted together, fetched with one request for many of them.
 
-Whether that is worth it is decided here, and nowhere else. Each object stays a part of its own to
-the fetcher: it is looked for on disk, kept and handed to its readers by itself, and what a batch did
-not bring is read singly. So the worst a batch can be is useless; a store whose first batches are
-useless gets no more of them.
+Only this module decides whether that is worth it. Each object stays a part of its own to the fetcher: it is looked for on disk,
+kept and handed to its readers by itself, and what a batch did not bring is read singly. So the worst a batch can be is useless;
+a store whose first batches are useless gets no more of them.
 
 A part that begins takes a seat; it then either asks the store for its bytes or leaves. Once the
 `BatchWindow` is closed and every seat has done one or the other, the request is sent.
@@ -42,7 +41,7 @@ class Batches:
 
     @contextmanager
     def gathering(self) -> Iterator["BatchWindow | None"]:
-        """Gather parts that are begun in the block; None where they had better be read singly.
+        """Gather parts that are begun in the block; None where reading them singly is better.
 
         Nothing may be awaited in the block.
         """

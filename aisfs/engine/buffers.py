@@ -1,7 +1,7 @@
 """Memory that objects are received into, used again: fresh memory costs more than the copy into it.
 
-The kernel clears each new page, and on a virtual machine the host has to find it first. A pool keeps
-what was under way lately. When a reader comes after a while without any, enough for its first shard is made ready.
+The kernel clears each new page, and on a virtual machine the host has to find it first. A pool keeps the buffers of the parts
+that were lately under way. When a reader comes after a pause, enough for its first shard is made ready.
 """
 
 import mmap

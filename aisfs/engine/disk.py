@@ -1,8 +1,7 @@
-"""Parts and the disk cache: what of one is there, and how the rest gets there. For worker threads.
+"""Parts of objects in the disk cache: which bytes are there, and how the others get there. For worker threads.
 
-One thread writes what was fetched, and may lag behind. A reader has its bytes before they are written. The
-thread mostly waits for the disk (docs/adr/0020); at a lower priority it would fall behind where processors
-are few, and all that waits takes memory.
+One thread writes fetched bytes, and may lag behind: a reader has its bytes before they are written. The thread mostly waits for
+the disk (docs/adr/0020). With a lower priority it would fall behind where processors are few, and what waits for it takes memory.
 """
 
 import contextlib

@@ -8,8 +8,6 @@ of its own, which outlives its readers. Its failure is raised in all of them, an
 A part that has landed goes to the disk cache, or stays in memory until newer ones need the room. A large
 part is written past the page cache, and stays in memory until its reader has passed it (docs/adr/0020).
 Dropping parts at any moment changes no result (invariant I6).
-
-What the services report to the mount, which is built on top of them.
 """
 
 import logging
@@ -103,7 +101,7 @@ class Fetcher:
             services: Outlives every reader.
             background: Writes to the cache.
             cache: None keeps nothing on disk.
-            origin: The cluster: tells versions apart that are numbered alike in several clusters.
+            origin: The cluster: distinguishes versions that are numbered alike in several clusters.
             memory_limit: Bytes of all parts together; read-ahead stops there. Bytes that a reader
                 waits for are fetched even beyond it, unless that many bytes wait for the disk.
             read_ahead_max: Largest window ahead of one sequential reader, bytes.
@@ -163,7 +161,7 @@ class Fetcher:
             bucket: The bucket of the object.
             info: That object, with the size of the content.
             source: Makes it, and writes it to disk.
-            cached: Where it is on disk, and what tells it from everything else.
+            cached: Where it is on disk, and its identity there.
         """
         watch = ReadAhead(info.size, max_window=self._read_ahead_max)
         opened = OpenObject(bucket, info, watch, source, cached, self.pool, cached_by_source=True)
@@ -329,7 +327,7 @@ class Fetcher:
                 part.finish(untraced(error))
         finally:
             if not part.done.is_set():
-                part.finish(Unavailable("the mount is going away"))
+                part.finish(Unavailable("the mount is ending"))
             if not kept:
                 self._drop(opened, part)
 
@@ -387,7 +385,7 @@ class Fetcher:
         self._hooks.landed()
 
     async def _finish(self, reservations: list[Reservation]) -> None:
-        """Return what was reserved and not used, even while the mount is going away."""
+        """Return what was reserved and not used, even while the mount is ending."""
         if reservations:
             with trio.CancelScope(shield=True):
                 for reservation in reservations:

@@ -1,27 +1,16 @@
-"""Indexes that were published, beside their shards or in a bucket of their own: see `core.index.published`.
+"""Where the index of a shard may come from without a scan: published indexes, and AIStore's own.
 
-The directory of the indexes is listed once, so a shard without an index costs no request of its own;
-where it cannot be listed, as on many web servers, indexes are looked up by their names.
-Indexes are read in growing batches, in the order of their keys: whoever opens many shards gets most of
-them with few requests, and whoever opens one shard gets only that. What is read ahead stays as bytes
-until its shard is opened.
+A new source gets a class here or beside, with the method of `IndexSource`, and a place in the order that `aisfs.mount.services`
+gives to the indexer. An index that is refused is no error: the shard is scanned.
 
-An index that is refused is no error: the shard is scanned.
+Published indexes (`core.index.published`) lie beside their shards or in a bucket of their own. Their directory is listed once,
+so a shard without an index costs no request of its own; where it cannot be listed, as on many web servers, indexes are looked up
+by their names. Indexes are read in growing batches, in the order of their keys: a reader that opens many shards gets most of
+them with few requests, and one that opens one shard gets only that. What is read ahead stays as bytes until its shard is opened.
+If the bucket of indexes is missing, or may not be read, one request finds that out for all shards.
 
-AIStore's own shard indexes as a source: which shards have one is listed, and only those are read.
-
-Most clusters have none, and their targets would be asked for each shard in vain. So the system bucket is
-listed for each directory of shards, once in a while; a cluster without that bucket, or one that does not
-permit to read it, is not asked again by this mount.
-
-Where the index of a shard may be found that need not be scanned then.
-
-A new source gets a class here or beside, with the method of `IndexSource`, and a place in the order
-that `aisfs.mount.services` gives to the indexer.
-
-The bucket that has the published indexes of all others; see `core.names.listing`.
-
-A reader does without it: where it is missing, or may not be read, one request tells so for all shards.
+AIStore's own indexes are in a system bucket, which most clusters do not have. So that bucket is listed for each directory of
+shards, once in a while. A cluster that lacks it, or does not permit reading it, is not asked again by this mount.
 """
 
 import logging
@@ -168,7 +157,7 @@ BATCH_LEAST = 8
 """As for other batches: fewer are read one by one, at once."""
 
 _ABSENT = (NotFound, AccessDenied)
-"""Answers. Many sites refuse whatever begins with a dot, and S3 whatever is missing to those who may not list."""
+"""Answers. Many sites refuse any name that begins with a dot, and S3 any missing name to clients that may not list."""
 
 TryDirectory = Callable[[Bucket, str], Dated[Listing] | None]
 """Returns the listing of a directory if it is known."""
@@ -425,7 +414,7 @@ class PublishedSource:
     # What they say -------------------------------------------------------------------------------
 
     async def _read(self, directory: _Directory, key: str) -> bytes | None:
-        """Return the bytes of a listed index; None if they cannot be had any more."""
+        """Return the bytes of a listed index; None if it is gone or cannot be read."""
         if key not in directory.ahead and key not in directory.pending:
             batch = self._batch(directory, key)
             done = trio.Event()

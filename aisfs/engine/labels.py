@@ -1,19 +1,19 @@
 """Labels of a plain tar whose index is known: only the members that hold them are fetched.
 
-One GetBatch brings the labels of a whole shard, where the cluster has it: a thousand ranges, each a
-header block and a content. What it brings is compared with the index: a reply has nothing but the order to
-say which range is which, and a member that is not the expected one means that reply or index lies. What
-is in the disk cache already is read there. All else is fetched range by range, several at once, and
-neighbours together.
+Where the cluster has GetBatch, one request brings the labels of a whole shard: a thousand ranges, each a header block and a
+content. The reply has nothing but the order to say which range is which, so it is compared with the index: a member that is not
+the expected one means that one of the two is wrong. Labels in the disk cache are read there. All others are fetched range by
+range, several at once, and neighbours together.
 
-An answer that was not understood costs time, never a label: ranges follow, which are of one version of
-the shard. If these do not fit the index either, the index is wrong, and the shard is to be scanned.
+A reply that makes no sense costs time, never a label: ranges follow, which are of one version of
+the shard. If these do not fit the index either, the index is wrong, and the shard has to be scanned.
 """
 
 import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import trio
 
@@ -194,13 +194,7 @@ class LabelReader:
             if fits and not await self._read_range(opened, group, contents):
                 fits = False
 
-        groups = _spans(places)
-
-        async def work() -> None:
-            for group in groups:  # shared by all workers
-                await read(group)
-
-        await all_of([work] * RANGES_AT_ONCE)
+        await all_of((partial(read, group) for group in _spans(places)), RANGES_AT_ONCE)
         return fits
 
     async def _read_range(

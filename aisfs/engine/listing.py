@@ -1,11 +1,9 @@
-"""Names of a directory: by one complete listing, or one by one where a listing would cost too much.
+"""Names of a directory, by one complete listing, or one by one where a listing would cost too much; and all buckets.
 
 A lookup lists the first page of its directory. In nearly all directories that is the whole of it,
 so the next lookups and every `stat` are answered without a request. In a larger directory single
 names are requested (HEAD, and a listing of one entry below the name), until there were so many that
 listing all of it would have been cheaper.
-
-All buckets, listed within the time to live.
 """
 
 import logging
@@ -81,7 +79,7 @@ class BucketList:
         return latest if latest is not None and self._clock() < latest.expires else None
 
     def forget(self) -> None:
-        """List anew next time; nor is a list kept that is under way."""
+        """List again next time; a list that is under way is not kept either."""
         self._forgotten += 1
         self._latest = None
         self._requests.detach()
@@ -263,7 +261,7 @@ class Lister:
     async def refresh(self, bucket: Bucket | None, prefix: str = "") -> None:
         """Believe nothing about a directory and those below it, or about any if `bucket` is None.
 
-        Nor is anything kept that is asked of the store now: only those who asked get it. Listings kept
+        Replies to what is being asked of the store now are not kept either: only the tasks that wait get them. Listings kept
         for other mounts are removed.
         """
 
@@ -451,7 +449,7 @@ class Lister:
             only_object: Whether a directory of that name does not matter.
 
         Raises:
-            Unavailable, DeadlineExceeded: the store cannot tell now.
+            Unavailable, DeadlineExceeded: the store cannot say now.
         """
         try:
             if only_object:

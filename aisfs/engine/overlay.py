@@ -1,18 +1,14 @@
-"""What this mount itself changed, over what was listed before.
+"""This mount's own changes on top of what the store lists, and checks of what a listing leaves open.
 
 A change is pending while the store does not have it: a file being written, a directory that is
 still empty. Once the store has it, it is settled: it wins over listings that were requested before
 it, and goes when a later one has come or its time to live is over.
 
-Directories that are there, or not, because of what this mount did, whatever the store lists.
-
-A bucket has no empty directories. One that was made here, or emptied here, is kept in memory; and one
+A bucket has no empty directories. One that was made or emptied here is kept in memory; and one
 that was removed here is remembered, since AIStore goes on listing it.
 
-Single questions about what a listing leaves open.
-
 AIStore goes on listing a directory after its last object was removed, and it ends a listing silently at
-an object whose metadata is corrupt. Both can be found out by asking for what is there.
+an object whose metadata is corrupt. Both are found out by asking for single names.
 """
 
 import logging
@@ -233,7 +229,7 @@ class Probes:
 
         Raises:
             NotFound, InvalidName: there is neither.
-            AisfsError: the store cannot tell whether there is one.
+            AisfsError: the store cannot say whether there is one.
         """
         bucket, prefix = directory
         below, key = child_prefix(prefix, name), child_key(prefix, name)

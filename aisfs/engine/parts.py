@@ -1,15 +1,15 @@
 """Ranges of objects in memory: under way from the store, or landed; and the objects they belong to.
 
-Landed parts stay in memory if they are nowhere else, or if their reader is to come. What was written past the
-page cache would have to be read from the disk again, so it stays until a reader has passed it, until it was
-not read for a while, or until the memory is needed.
+Landed parts stay in memory if they are nowhere else, or if their reader is yet to come. A part that was written past the page
+cache would have to be read from the disk again, so it stays until a reader has passed it, until no reader has come for a while,
+or until the memory is needed.
 
-What only a scan has read stays for the readers that may follow. It gives way to everything else, the
+A part that only a scan has read stays for the readers that may follow. It gives way to everything else, the
 latest first: readers come in the order of the scan, and a scan of more than fits would otherwise
 replace all that it had read by what is read last.
 
-Checksums of whole objects are computed while their parts are in memory. To compute one at the end would mean
-to read the object from the disk again. For one thread, which is given parts nearly in order.
+Checksums of whole objects are computed while their parts are in memory; at the end, the object would have to be read from the
+disk again. One thread does this, and gets the parts nearly in order.
 """
 
 import logging
@@ -49,7 +49,7 @@ _AWAITED, _UNAWAITED = 1 << 20, 4 << 20
 """Bytes received at once while somebody waits for them, one READ of the kernel, and otherwise: each time costs
 two waits for the interpreter's lock."""
 _PIECE_SECONDS = 0.05
-"""Who comes while so many bytes are received had better not wait longer for the last of them than four times this."""
+"""A reader that comes while so many bytes are received should not wait longer for the last of them than four times this."""
 _PUSH_SECONDS = 0.02
 """A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
 
@@ -58,7 +58,7 @@ Received = Data | Exception | None
 """What came of bytes that were under way; None where their part ended without them or an error."""
 
 _arrivals = ranked_lock(Rank.ARRIVALS)
-"""Guards who waits for bytes of which part, of all parts together."""
+"""Guards the waiting readers of all parts together."""
 
 
 class _Room:
@@ -102,7 +102,7 @@ class Part:
         self._told = 0.0
         """When the bytes were asked for, or some of them came last, in seconds of `time.monotonic`."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
-        """Who waits for how many of the first ones."""
+        """The waiting readers, each with the number of first bytes that it needs."""
         self.done = trio.Event()
         self.error: Exception | None = None
         self.from_disk = False
@@ -727,7 +727,7 @@ class RetainedParts:
     def first_to_go(self, reading: OpenObject | None = None) -> Retained | None:
         """Return what is missed least when memory is needed.
 
-        That is what can be had from the disk, then what a reader has passed, then what only a scan has
+        That is what the disk also has, then what a reader has passed, then what only a scan has
         read. If memory is needed to read ahead in an object, nothing that was scanned of that object goes:
         its reader comes to that first.
         """
@@ -761,7 +761,7 @@ class RetainedParts:
 
     @property
     def overfull(self) -> bool:
-        """Whether there are so many copies that others had better be had from the disk."""
+        """Whether there are so many copies that more should come from the disk."""
         return self._copies_size > 2 * COPIES_MAX
 
     @property
@@ -885,4 +885,4 @@ async def whole_stream(
     if failed:
         raise failed[0]
     if position < info.size:
-        raise Unavailable("the mount is going away")
+        raise Unavailable("the mount is ending")

@@ -1,8 +1,9 @@
-"""Whole shards into the cache before they are asked for.
+"""Fetches whole shards into the cache before they are asked for.
 
-Three reasons: shards of a directory are read in the order of their names, so the next ones are
+There are three reasons: shards of a directory are read in the order of their names, so the next ones are
 fetched; or their folders are listed in that order, so the next one is opened; or all shards of a
-directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
+directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put
+a shard, and nothing is prefetched.
 """
 
 import os
@@ -24,7 +25,7 @@ from aisfs.engine.parts import OpenObject
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 DIRECTORIES_MAX = 1000
-"""Directories of which is remembered how their shards are read."""
+"""Directories for which it is remembered how their shards are read."""
 AT_ONCE = 2
 """Shards prefetched at once; each keeps several requests busy."""
 PAUSE_SECONDS = 0.5
@@ -52,7 +53,7 @@ _Decide = Callable[[Bucket, ObjectInfo, _Directory], None]
 
 
 class Prefetcher:
-    """Decides with `core.prefetch`, fetches in the background."""
+    """Decides with `core.policy.shard_readers`, fetches in the background."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class Prefetcher:
             self._fetch(bucket, info, after_reader=after_reader)
 
     def _widen(self, opened: OpenObject) -> None:
-        """Fetch as far ahead of a reader as is of use: nothing of it is wasted."""
+        """Widen the window of a reader of an object that is fetched whole: nothing of it is wasted."""
         with opened.lock:
             ahead = opened.read_ahead.widen()
         if ahead is not None:

@@ -9,14 +9,10 @@ The methods whose names begin with `try` answer at once or not at all, from any 
 makes more bytes worth fetching, the trio thread fetches them. It is woken rarely, because waking it for
 each read would cost more than the read.
 
-What opening a member found, carried along so that no read of it looks again.
-
-Sparse members: stored without their holes, which are zeros.
-
-Members of zips: found behind their own headers, inflated, and compared with their checksums.
-
-A small member is read as a whole and verified before any of it is given away. One that is stored as
-it is can then be read like a range of its object; one that was inflated stays in memory for a while.
+Opening a member finds out where its bytes lie; the result is kept, so no read looks again. Two kinds of members are no plain
+ranges: sparse ones, stored without their holes, which are zeros; and those of zips, found behind their own headers, inflated,
+and compared with their checksums. A small member of a zip is read as a whole and verified before any of it is returned. A stored
+one can then be read like a range of its object; an inflated one stays in memory for a while.
 """
 
 import logging
@@ -96,7 +92,7 @@ class OpenMember:
 
     @property
     def id(self) -> MemberId:
-        """What tells it from all other members."""
+        """What distinguishes it from all other members."""
         return self.reads.bucket, self.reads.shard, self.row
 
 
@@ -161,7 +157,7 @@ a reader that asks for a page first."""
 INFLATED_SHARE = 8
 """It takes at most one part in so many of the limit on memory."""
 PLACES_MAX = 100_000
-"""Members of which is remembered where their data starts."""
+"""Members for which it is remembered where their data starts."""
 EARLY_MAX = 8 << 20
 """How far ahead of its turn a piece of a large member is held until those before it are read, bytes:
 two windows of the kernel's read-ahead, whose pieces are answered in any order. It asks for the next
@@ -340,7 +336,7 @@ LARGE = 128 * 1024
 ORDERS_MAX = 10_000
 """For how many shards to remember in which order their members are read."""
 REPORT_SECONDS = 0.2
-"""The trio thread is told at most this often that an object is still being read in order."""
+"""The trio thread is woken at most this often while an object is read in order."""
 
 
 class Reader:

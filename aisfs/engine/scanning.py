@@ -1,13 +1,10 @@
-"""The scan of a shard, as it streams by or from one header to the next.
+"""The scan of a shard without an index: its bytes as one stream, or from one header to the next.
 
-It reads through the fetcher, so that what it has streamed need not be fetched again by a reader. It
+The scan reads through the fetcher, so that a reader need not fetch again what was streamed. It
 runs in worker threads, part by part; the trio thread goes on answering.
 
-How the bytes of a plain tar come to its scan: as a stream of all of them, or from header to header.
-
-The stream fills the disk cache, so that whoever reads the members next need not fetch them again. Where
-the cache could not keep the data anyway, data is skipped if that is cheaper: `core.policy.shard_readers`
-decides by what the fetcher has measured of the link.
+The stream of a plain tar fills the disk cache. Where the cache could not keep the data anyway, data is skipped if that is
+cheaper: `core.policy.shard_readers` decides by what the fetcher has measured of the link.
 """
 
 import logging
@@ -69,7 +66,7 @@ DALI_INDEX_MAX = 64 << 20
 LOG_SECONDS = 10.0
 """Between lines of the log about scans that skip data."""
 DIRECTORIES_MAX = 1000
-"""Directories of which is remembered how much data they have, and how their shards are best read."""
+"""Directories for which it is remembered how much data they have, and how their shards are best read."""
 
 
 class TarSight:

@@ -1,6 +1,6 @@
 """The member index of a shard: from memory, from the index cache, from a source of indexes, or scanned.
 
-Which objects are archives, and of which form, is decided by their names or by their first bytes. Writing the index of a
+Names, or the first bytes, decide which objects are archives, and in what form. Writing the index of a
 shard to disk takes as long as opening it. So a new index is written once no reader waits for a shard; an unmount
 waits for that only so long.
 """
@@ -36,7 +36,7 @@ from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
 
 FORMS_MAX = 100_000
-"""Objects of which is remembered whether their content is an archive."""
+"""Objects for which it is remembered whether their content is an archive."""
 
 
 class ArchiveForms:
@@ -414,7 +414,7 @@ class Indexer:
     ) -> dict[int, bytes]:
         """Return the contents of small members by row, with few requests for many of them.
 
-        Those that cannot be had this way are missing.
+        Those that cannot be read this way are missing.
 
         Raises:
             Stale: the shard changed meanwhile.

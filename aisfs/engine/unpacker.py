@@ -1,11 +1,10 @@
-"""Content that exists only decompressed: compressed tars, and large members of zips; and objects that
-a store sends only whole.
+"""Content that has to be read from its start: compressed tars, large members of zips, objects sent only whole.
 
 A compressed stream can only be read from its start on. So it is decompressed once, by a pass, into
 the disk cache, where it is an entry of its own; evicting a part of it costs another pass when the
 part is read. Readers wait for a pass and get their bytes as it goes by, whether or not the cache
 takes them: a pass always serves those that wait, and one without waiting readers ends when the
-cache takes nothing. An object that cannot be had in ranges is such content too, made by copying it.
+cache takes nothing. An object that a store sends only whole is such content too, made by copying it.
 
 The codec runs in a worker thread, which asks the trio thread for compressed bytes when it needs
 some. What is decompressed never exceeds a share of the cache; room is reserved piece by piece.
@@ -273,7 +272,7 @@ class Unpacker:
         """Return where an object is on disk that its store sends only whole, and what brings it there.
 
         Raises:
-            Unsupported: there is no cache, or nothing tells the version from others.
+            Unsupported: there is no cache, or nothing distinguishes the version from others.
             ArchiveTooLarge: it does not fit into the cache.
         """
         name = f"{bucket}/{info.key}"
@@ -324,7 +323,7 @@ class Unpacker:
 
     async def _serve(self, content: _Content) -> None:
         """Make passes until no reader waits. Raises nothing but Cancelled."""
-        error: Exception = Unavailable("the mount is going away")
+        error: Exception = Unavailable("the mount is ending")
         try:
             while content.waiting or content.later:
                 end = await self._pass(content)

@@ -3,16 +3,13 @@
 The methods take and return inode numbers and names as bytes, and raise `aisfs.errors`; fuse/ translates
 these for the kernel. Operations that change something are in `aisfs.filesystem.writing`.
 
-What can be answered at once: from memory and mapped files, without a request to the store.
+`InstantAnswers` answers at once, from memory and mapped files, without a request to the store. The fast path calls it while the
+trio thread goes on. It returns `WOULD_WAIT`, or None where nothing could be missing, if the waiting operation of `FileSystem`
+has to find out: whenever an error is due, and for every file from the moment it is opened for writing until the kernel has
+forgotten it. In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanwhile, except to read.
 
-Called by the fast path while the trio thread goes on. `WOULD_WAIT`, or None where nothing could be
-missing, means that the waiting operation of `FileSystem` has to find out; so it does whenever an error
-is due, and for every file from the moment it is opened for writing until the kernel has forgotten it.
-In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanwhile, except to read.
-
-What a file system may tell the kernel unasked.
-
-The members of open shards, for pushing them into the kernel's page cache.
+Here are also the Protocol of what a file system may tell the kernel unasked, and the members of open shards, as the pusher needs
+them.
 """
 
 import os
@@ -63,7 +60,7 @@ from aisfs.system.threads import any_thread
 
 
 class Kernel(Protocol):
-    """Makes the kernel forget what it was told before."""
+    """Makes the kernel forget what it knows."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
@@ -124,7 +121,7 @@ class FileSystem:
             make: Makes attributes.
             clock: Returns the time in seconds.
             list_ttl: See above.
-            kernel: Is told what changed.
+            kernel: Notified of what changed.
             overlay: This mount's own changes over the listings, if it is writable.
         """
         self.inodes = Inodes(
@@ -403,7 +400,7 @@ class FileSystem:
         return (member_number(number, row) for row in rows)
 
     def listing_changed(self, bucket: Bucket, prefix: str, names: list[bytes]) -> None:
-        """Tell the kernel which names of a listing have changed, since it may still keep the old one."""
+        """Notify the kernel of the names in a listing that have changed, since it may still keep the old one."""
         node = DirectoryNode(bucket, prefix)
         ino = ROOT if node == self._root else self.inodes.number(node)
         if not names or self.inodes.get(ino) is None:
@@ -415,7 +412,7 @@ class FileSystem:
         self.kernel.invalidate_inode(ino)
 
     async def refresh(self, ino: int) -> int:
-        """Ask the store anew for all names below a directory, or in the directory of a file.
+        """Ask the store again for all names below a directory, or in the directory of a file.
 
         Of a dataset, all shards are found again. What is open stays as it is.
 

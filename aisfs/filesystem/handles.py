@@ -1,6 +1,6 @@
-"""What is open: a directory, a version of an object or a member.
+"""Open handles: a directory, a version of an object or a member.
 
-Nothing says which reader goes on at an offset. All get the snapshot of the last one that began, since
+Nothing says which of several readers of a handle goes on at an offset. All get the snapshot of the reader that began last, since
 offsets hold good from one listing to the next.
 
 A directory whose listing is not in memory is listed while it is being opened, and not at its first
@@ -242,7 +242,7 @@ class ReaddirSnapshots:
         return self._latest.get(ino) if offset else None
 
     def begin(self, ino: int, handle: DirectoryHandle) -> DirectoryHandle:
-        """Keep a snapshot for those who go on reading it."""
+        """Keep a snapshot for the programs that go on reading it."""
         self._latest[ino] = handle
         while len(self._latest) > DIRECTORIES_MAX:
             self._latest.popitem(last=False)

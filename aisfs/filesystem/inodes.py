@@ -1,24 +1,19 @@
-"""The inodes that the kernel knows, and the entries and attributes it is given of them.
+"""The inodes that the kernel knows, and the entries and attributes that it gets of them.
 
 An inode number stands for one version of an object. The exception is a file that this mount writes:
 it keeps the number it began with, and the versions that others write get other numbers. A directory has
-one number until this mount removes it; another one of its name has another.
+one number until this mount removes it; another one of its name has another. The numbers of members, and of directories in a
+shard, say which shard and which row they are, so nothing is stored per member.
 
-What the kernel may believe of a directory that can change, and how it learns that it may not.
-
-The kernel keeps a listing until the directory's mtime differs from the one it saw when it listed.
-In a mount that is only read, the kernel opens directories without asking. So the mtime we show changes
-exactly when the listing that the kernel holds stops being believed, and its attributes may be kept until
-then and no longer: it drops the listing by itself, without being told and without asking before.
+`ListingValidity` decides how long the kernel may believe a directory that can change. The kernel keeps a listing until the
+directory's mtime differs from the one it saw when it listed. In a mount that is only read, the kernel opens directories without
+asking. So the mtime we show changes exactly when the listing that the kernel holds stops being believed, and its attributes may
+be kept until then and no longer: the kernel drops the listing by itself.
 
     mtime while listing k is believed = when listing k-1 stopped being believed
 
 In a mount that can be written, the mtime tells programs when an entry changed. There the kernel asks
-whenever a directory is opened, and is told then whether to drop what it holds (`take_expired`).
-
-Inodes inside a shard: members and the directories between them.
-
-Their numbers say which shard and which row they are, so nothing is stored per member here.
+whenever a directory is opened, and the reply says whether to drop what it holds (`take_expired`).
 """
 
 import os
@@ -69,7 +64,7 @@ class _Epoch:
     """When the one before stopped being believed; None for the first."""
     until: float
     expires: float
-    """`until` as it was at first: tells this listing from the next."""
+    """`until` as it was at first: distinguishes this listing from the next."""
 
 
 MISSING_MAX = 100_000
@@ -123,7 +118,7 @@ class ListingValidity:
         self.refreshes += 1
 
     def missing(self, ino: int, name: bytes, timeout: float) -> float:
-        """Record that the kernel is told that a name is missing.
+        """Record that the kernel learns that a name is missing.
 
         Returns:
             The seconds it may keep that: `timeout`, or 0 when there would be too many to take back.
@@ -414,7 +409,7 @@ class Inodes:
         return node
 
     def number(self, node: Node) -> int:
-        """Return the number of a node; of a shard the one of which its members' are made."""
+        """Return the number of a node; for a shard, the one that its members' numbers contain."""
         spelled = self._identity(node)
         number = self.table.number(spelled, shard=isinstance(node, ShardNode))
         again = 0

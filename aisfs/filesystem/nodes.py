@@ -1,6 +1,4 @@
-"""What an inode can be, apart from members, which are rows of their shard's index.
-
-What `stat` shows, and for how long the kernel may believe it.
+"""What an inode can be, apart from members, which are rows of their shard's index; and what `stat` shows of it.
 
 The attributes of a file never change, since a new version of an object is a new inode. So the
 kernel may keep them; what expires is the entry, the claim that a name still stands for this inode.
@@ -54,7 +52,7 @@ class RemovedDirectoryNode:
     mode: int | None
     mtime_ns: int | None
     serial: int
-    """Tells it from all others that had its name."""
+    """Distinguishes it from all others that had its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,7 @@ def describe(node: Node) -> str:
 def identity(node: Node) -> bytes:
     """Spell what the inode number of a node is computed from.
 
-    The version alone is not enough: it starts again at 1 when an object is deleted and made anew.
+    The version alone is not enough: it starts again at 1 when an object is deleted and made again.
     """
     parts: tuple[object, ...]
     match node:
@@ -198,7 +196,7 @@ class Attr(msgspec.Struct, frozen=True, gc=False):
     timeout: float = LONGEST_TIMEOUT
     """Seconds the kernel may keep these attributes."""
     links: int = 1
-    """Names; 1 for directories too, which tells `find` that it says nothing of subdirectories."""
+    """Names; 1 for directories too, from which `find` knows that it does not count subdirectories."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -1,15 +1,9 @@
-"""Names to nodes: providers, buckets, directories, objects and the folders of shards.
+"""Trees of names: from a name in a directory to its node, for every kind of mount.
 
-Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no lookup counts.
-
-The root of a dataset whose shards have a folder each; below it `ShardFolders` goes on.
-
-Directories with members of many shards: the whole tree of the views `class` and `flat`, and of
-`samples` where samples are joined.
-
-Waiting is for building only: once a directory is laid out, names are found in it at once.
-
-The root of a mount of virtual shards: a list of files that never changes.
+`Tree` has providers, buckets, directories, objects and the folders of shards. It knows the rules of naming (what `x.tar.d`
+means, which name wins a clash), and no lookup counts. The other trees are of dataset mounts: a folder for each shard;
+directories with members of many shards (the views `class` and `flat`, and `samples` where samples are joined), where only
+building waits; and the list of virtual shards, which never changes.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -135,7 +129,7 @@ class Names(Protocol):
         ...
 
     async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
-        """Ask anew for all names below a directory of a bucket, or in the whole mount.
+        """Ask the store again for all names below a directory of a bucket, or in the whole mount.
 
         Returns:
             Names in the root that stand for something else now, and whose inodes do not say so.
@@ -199,7 +193,7 @@ class Tree:
             only_object: Whether a directory of that name, which is not known here, does not matter.
 
         Raises:
-            Unavailable, DeadlineExceeded: the store cannot tell now.
+            Unavailable, DeadlineExceeded: the store cannot say now.
         """
         found = await self.find(where, ino, name)
         if found is not None:
@@ -490,7 +484,7 @@ class DatasetTree:
         return []
 
     async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
-        """Find all shards again; each folder says of which version it is."""
+        """Find all shards again; each folder says which version it shows."""
         self._shards.renew(await self._find_again())
         return []
 
@@ -665,7 +659,7 @@ class SyntheticTree:
 
     async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
         """Refuse; see `changed`."""
-        raise Unsupported("virtual shards stay what they were when the mount began: mount again")
+        raise Unsupported("virtual shards do not change while they are mounted: mount again")
 
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what is in no shard."""

@@ -4,16 +4,13 @@ An inode number stands for one version (invariant I2), but a program goes on usi
 writes to. So a written file keeps its number from the first change to the last lookup, whatever
 versions it becomes meanwhile; anybody else's new version of the object gets a number of its own.
 
-The lock of a written file: tasks of trio queue for it, the dispatcher takes it only when it is free.
+`ContentLock` is the lock of a written file: tasks of trio queue for it, the dispatcher takes it only when it is free. Modes and
+times of directories are kept here, too, since no store keeps them.
 
-Modes and times of directories, which have nowhere to be stored.
-
-Names that are being changed, which takes the store a while, and who has to wait for that.
-
-The kernel keeps the changes of one directory apart. But while a name goes it opens the file, and
-while a directory is renamed it does all it likes further down. A request that relies on such a name
-waits here until it is decided what the name stands for; else what is written meanwhile would go where it is
-deleted in the next moment.
+`NameChanges` holds the names that are being changed, which takes the store a while. The kernel keeps the changes of one
+directory apart. But while a name goes it opens the file, and while a directory is renamed it sends any request about what is
+below. A request that relies on such a name waits until it is decided what the name stands for; otherwise its data would go where
+it is deleted in the next moment.
 """
 
 import time
@@ -144,6 +141,8 @@ class WrittenFile:
     """It has no name any more; nothing of it is uploaded."""
     detached_because: AisfsError | None = None
     """Why what was written is not to be seen here any more."""
+    may_be_stored: bool = False
+    """Whether the store may have it already, and not `base`: it is not known what an upload did."""
     failed: AisfsError | None = None
     """Why the last attempt to upload it failed; None after the next write."""
     write_error: AisfsError | None = None
@@ -185,7 +184,7 @@ class WrittenFile:
 
     @property
     def only_new(self) -> str:
-        """What `WritableStore.upload` calls so; empty once the store has a version, or to overwrite what it has."""
+        """What `Upload` calls so; empty once the store has a version, or to overwrite what it has."""
         return "" if self.base is not None or self._replaces_any else self.made_only_new
 
     @property

@@ -70,7 +70,7 @@ class Xattrs:
         """Return one attribute to a user.
 
         Raises:
-            NotPermitted: only root and who mounted may ask for it.
+            NotPermitted: only root and the user who mounted may ask for it.
             NoSuchAttribute: the inode has none of this name.
         """
         if not name.startswith(PREFIX):  # `ls -l` asks for security labels: no scan for that

@@ -1,19 +1,12 @@
-"""The kernel's side of /dev/fuse as bytes: requests taken apart, replies packed.
+"""The kernel's side of /dev/fuse as bytes: requests taken apart, replies and notifications packed.
 
-The only module that knows the layouts, with `notifications` and `direntplus` beside it; source:
-linux/include/uapi/linux/fuse.h, ABI 7.45, in the byte order of the machine. Nothing here reads or
-writes a descriptor.
+The only module that knows the layouts; source: linux/include/uapi/linux/fuse.h, ABI 7.45, in the byte order of the machine.
+Nothing here reads or writes a descriptor.
 
-Many entries of READDIRPLUS at once: a listing of files by columns.
-
-All of an entry is words of 64 bits, or halves of them, so entries of one length are a matrix: what
-most files have in common is repeated, what differs is assigned column by column.
-
-INIT, when the mount begins: what the kernel can, and what it is asked to do.
-
-pyfuse3 negotiates; here it is made to ask for what the fast path expects.
-
-What the daemon may tell the kernel unasked, as bytes; see `aisfs.fuse.abi`.
+- INIT says, when the mount begins, what the kernel can do and what we ask of it. pyfuse3 negotiates; its reply is changed so that
+  it asks for what the fast path expects.
+- READDIRPLUS has many entries at once, packed by columns. All of an entry is words of 64 bits, or halves of them, so entries of
+  one length are a matrix: what most files have in common is repeated, what differs is assigned column by column.
 """
 
 import errno
@@ -112,7 +105,7 @@ class InitFlag(IntFlag):
 
 
 class OpenFlag(IntFlag):
-    """What a reply to OPEN or OPENDIR tells the kernel."""
+    """The flags of a reply to OPEN or OPENDIR."""
 
     DIRECT_IO = 1 << 0
     """Reads and writes go past the page cache."""
@@ -562,7 +555,7 @@ class Negotiation:
 
 
 class Notification(IntEnum):
-    """What the daemon may tell the kernel unasked."""
+    """The notifications that the daemon may send to the kernel."""
 
     INVAL_INODE = 2
     INVAL_ENTRY = 3

@@ -10,27 +10,17 @@ pyfuse3 it costs several. Three rules hold it together:
 - the dispatcher and the reply thread wait only for the kernel and for short locks: never for trio, for
   a notification, or for a lock that is held while one is sent (`aisfs.fuse.notifier` says why);
 - each request is in `Pending` from the moment it is forwarded until it is taken out to be answered, so
-  each is answered exactly once, even if it is interrupted;
+  each is answered exactly once, even if it is interrupted. The thread that takes it out answers it, and
+  no other does: the `pop` of a dict is one step of the interpreter, so this needs no lock;
 - if a lookup was counted and the kernel rejects the reply, the count is taken back.
 
-The process behind a request: is it being ended?
+`Interrupts` ends requests whose caller is being ended, so that Ctrl-C ends a program that waits for a cluster. The kernel sends
+INTERRUPT for any signal, and the caller then gets what we answer. EINTR is right only for a caller that is being ended. It is
+wrong for a signal that the program handles, such as the timer of a profiler: programs do not expect `read` of a file, and never
+`stat`, to fail for that, and the kernel does not repeat the call. So we look which signal is pending. The kernel sends INTERRUPT
+only once, so requests that were not ended are looked at again (`check`).
 
-From an exception to the errno that the kernel is told: counted and logged once, here.
-
-Requests whose caller is being ended: Ctrl-C must end a program that waits for a cluster.
-
-The kernel says INTERRUPT for any signal, and the caller then gets what we answer. EINTR is right only
-for one that is being ended. It is wrong for a signal that the program handles, such as the timer of a
-profiler: programs do not expect `read` of a file, and never `stat`, to fail for that, and the kernel
-does not repeat the call. So we look which signal is pending. The kernel says it only once, so requests
-that were not ended are looked at again (`check`).
-
-The hook for pushing ahead: is told what the kernel reads and lists.
-
-Requests of the kernel that the dispatcher handed on, until they are answered.
-
-The thread that takes a request out answers it, and no other does: its `pop` of a dict is one step of the
-interpreter, so threads need no lock for it.
+Errors become errnos here, too, and each is counted and logged once.
 """
 
 import errno
@@ -58,7 +48,7 @@ from aisfs.system.threads import any_thread, start_service_thread
 
 
 class Observer(Protocol):
-    """Is told of replies after they were sent.
+    """Observes replies after they were sent.
 
     Called from the thread that answers requests, or from trio's, perhaps from both at once. Must
     return within microseconds, must not raise, and must never wait for a lock that is held while a
@@ -332,7 +322,7 @@ class Dispatcher:
     def _count(
         self, opcode: int, nodeid: int, message: memoryview, reply: Reply, began: float
     ) -> None:
-        """Count a request that was answered here, and tell others of it."""
+        """Count a request that was answered here, and notify its observers."""
         self.answered[opcode] += 1
         self._times.observe(opcode, seconds := time.monotonic() - began)
         if seconds >= request_log.least:
@@ -572,7 +562,7 @@ ASKING = frozenset(
         Opcode.ACCESS,
     }
 )
-"""Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
+"""Requests that leave nothing behind. Any other may happen although its caller got EINTR."""
 LISTING_OPCODES = frozenset({Opcode.OPENDIR, Opcode.READDIR, Opcode.READDIRPLUS})
 UNSEEN_SECONDS = 10.0
 """How long after a signal the request of a program is answered whose signals cannot be seen, since it

@@ -1,25 +1,24 @@
-"""The directory a mount goes on, and its device: is it fit, how is it mounted, what keeps it busy, how is it left.
+"""The mountpoint of a mount, and its device: checks, mounting, tuning, and how it is left.
 
 We mount ourselves because pyfuse3 does not hand out the descriptor it mounts with. No other thread may touch
 the mountpoint between the mount and the start of the thread that serves it: the kernel would wait
 for an answer to its first request, and so would we.
 
-A descriptor of /dev/fuse that another program opened, mounted and passed on: `/dev/fd/N` as MNT.
+`/dev/fd/N` as MNT is a descriptor of /dev/fuse that another program opened, mounted and passed on; libfuse, mountpoint-s3 and
+gcsfuse take it under the same name. The process that serves such a mount needs no rights: neither /dev/fuse nor fusermount3 has
+to be there. It knows no path of the mount, which may lie in another mount namespace, so unmounting is left to the program that
+mounted.
 
-libfuse, mountpoint-s3 and gcsfuse take it under the same name. The process that serves such a mount needs
-no rights: neither /dev/fuse nor fusermount3 has to be there. It knows no path of the mount, which may
-lie in another mount namespace, so unmounting is left to the program that mounted.
-
-A thread that stores into the page cache may wait in the kernel for a page that a READ has locked.
-Should the process be killed in that moment, the READ is not answered, the thread cannot end, the device
-stays open, and every process that looks at the mount hangs. So a shell waits beside the daemon. The kernel
-tells it that our main thread has ended; if other threads are there a second later it aborts the
-connection, which needs fusectl, or root. Root mounts fusectl where it is not, unseen by others, since
+The death watch: a thread that stores into the page cache may wait in the kernel for a page that a READ has locked.
+If the process is killed in that moment, the READ is not answered, the thread cannot end, the device
+stays open, and every process that looks at the mount hangs. So a shell waits beside the daemon. It sees that our main thread has
+ended; if other threads are there a second later it aborts the
+connection, which needs fusectl, or root. Root mounts fusectl where it is missing, unseen by others, since
 `umount -f` knows no mount that another umount has already taken away, and waits for.
 
-The kernel reads 128 KiB ahead and lets 12 requests wait in the background; with 20 ms to the
+Tuning: the kernel reads 128 KiB ahead and lets 12 requests wait in the background; with 20 ms to the
 cluster that is 11 MiB/s for one reader, and hundreds with the values here. They are files of sysfs
-and fusectl, which root may write, so what cannot be set is told to the user instead.
+and fusectl, which root may write; what cannot be set is logged, with the command that sets it.
 """
 
 import ctypes
@@ -174,7 +173,7 @@ _MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 def what_keeps_busy(mountpoint: Path) -> str:
-    """Return who uses a mount, for the end of a message; what may not be seen is not named."""
+    """Return the programs that use a mount, for the end of a message; those that we may not see are not named."""
     inner = [place for place, _ in mounted_filesystems() if mountpoint in place.parents]
     if inner:
         return f"{inner[-1]} is mounted below it; unmount that first"
@@ -409,7 +408,7 @@ class DeathWatch:
             return
         setpriv = shutil.which("setpriv")
         if setpriv is None:
-            log.info("no guardian beside the mount: setpriv (util-linux) is not installed")
+            log.info("no death watch beside the mount: setpriv (util-linux) is not installed")
             return
         abort = CONNECTIONS / str(minor) / "abort"
         words = [str(abort), str(mountpoint or ""), str(os.getpid())]
@@ -486,7 +485,7 @@ def check_descriptor(fd: int, options: Collection[str]) -> None:
 
 
 def connection_of(fd: int) -> int | None:
-    """Return the number of the connection under /sys/fs/fuse; None if the kernel does not tell it."""
+    """Return the number of the connection under /sys/fs/fuse; None if the kernel does not say."""
     try:
         found = _CONNECTION.search(Path(f"/proc/self/fdinfo/{fd}").read_text())
     except OSError:

@@ -1,9 +1,8 @@
-"""The thread that tells the kernel something unasked: names that changed, bytes to keep.
+"""The thread that sends the kernel what it did not ask for: names that changed, bytes to keep.
 
 Such a message may wait inside the kernel for a request under way: for a READ that has the page
-locked, for a LOOKUP in the same directory. So none of it is ever sent by a thread that answers
-requests, nor by one that such a thread could wait for; and none waits for this one, except a task
-of trio that waits for a while (`invalidated`).
+locked, for a LOOKUP in the same directory. So no thread that answers requests sends one, nor a thread that such a thread could
+wait for; and none waits for this one, except a task of trio that waits for a while (`invalidated`).
 """
 
 import errno
@@ -28,7 +27,7 @@ CLOSE_SECONDS = 10.0
 INVALIDATE_SECONDS = 1.0
 """A look-up that is under way in the directory takes milliseconds; longer is a circle of waits."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN, errno.EPERM, errno.ENOTEMPTY)
-"""The kernel does not know the inode or the name any more, or the mount is going away."""
+"""The kernel does not know the inode or the name any more, or the mount is ending."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -39,7 +38,7 @@ class Notifier:
     def __init__(self, fd: int, on_fault: Callable[[Buffer], None] = lambda _: None) -> None:
         """Write to the device `fd`, which must stay open until `close`.
 
-        `on_fault` is told of data that the kernel could not read, and must not wait.
+        `on_fault` is called for data that the kernel could not read, and must not wait.
         """
         self._fd = fd
         self._on_fault = on_fault
@@ -53,7 +52,7 @@ class Notifier:
         """Begin to send."""
         self._thread = start_service_thread("aisfs notify", self._serve)
 
-    # for whoever has something to tell -------------------------------------------------------------
+    # for threads that have a notification -------------------------------------------------------------
 
     @any_thread
     def put(self, job: Callable[[], None]) -> None:
@@ -185,7 +184,9 @@ class Notifier:
             try:
                 job()
             except Exception:
-                log.exception("telling the kernel failed: this is a bug in aisfs, please report it")
+                log.exception(
+                    "notifying the kernel failed: this is a bug in aisfs, please report it"
+                )
 
     def close(self) -> bool:
         """End after the message under way, which must still be able to get through.

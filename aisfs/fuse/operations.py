@@ -499,7 +499,7 @@ class Operations(pyfuse3.Operations):
 
 
 class PyfuseKernel:
-    """Tells the kernel through pyfuse3, which sends from a thread of its own."""
+    """Notifies the kernel through pyfuse3, which sends from a thread of its own."""
 
     def __init__(self) -> None:
         self._dropping: threading.Thread | None = None
@@ -522,7 +522,7 @@ class PyfuseKernel:
                 with suppress(OSError):  # the kernel does not know it
                     pyfuse3.invalidate_inode(pyfuse3.InodeT(ino))
 
-        # A page that is being read is waited for, and a thread of trio's may be who reads it.
+        # The kernel waits for a page that is being read, perhaps by a thread of trio's.
         self._dropping = start_service_thread("aisfs drops pages", drop)
 
     async def expire(
@@ -551,7 +551,7 @@ class PyfuseKernel:
         dropping = self._dropping
 
         def invalidate() -> None:
-            if dropping is not None:  # as in the fast path: what was told before is known before
+            if dropping is not None:  # as in the fast path: earlier notifications arrive earlier
                 dropping.join()
             with suppress(OSError):  # the kernel does not know the name
                 pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))

@@ -1,13 +1,13 @@
 """Stores members of shards into the kernel's page cache, as `core.policy.push` decides.
 
-What happened comes from the threads that answer requests, which must wait for nothing, not even for
+The threads that answer requests report what happened. They must wait for nothing, not even for
 this: an event goes into a queue, and a thread that finds the lock free works through it. The storing
 itself is a job of the notifier, one batch of rows at a time, so that invalidations get between. A
 push is a hint: it may be dropped at any point (invariant I6).
 
 Pushed pages are clean and the kernel may drop them, but they are charged to this daemon's control
 group and push other pages out. So the room is a share of what the machine, and each group above
-this process, has to spare; pages that can be dropped count as spare. Read at most once a second.
+this process, has to spare; pages that can be dropped count as spare. This is read at most once a second.
 """
 
 import logging
@@ -52,7 +52,7 @@ COPIED = 16 << 10
 
 
 class Sender(Protocol):
-    """The thread that tells the kernel."""
+    """The thread that sends notifications to the kernel."""
 
     @property
     def closing(self) -> bool:

@@ -1,31 +1,19 @@
-"""READs that have to wait: for bytes under way, or for a task of trio; whoever has them answers to the device.
+"""Requests that the trio thread answers to the device: READs that have to wait, and requests about written files.
 
 The thread that receives the bytes of a READ answers it at once, while they are in the processor's cache and
 the rest of their part is still on its way (docs/adr/0034). All other READs become tasks.
 
-They do not pass pyfuse3. It would not tell `read` the inode, a reply would be copied through a socket
-that has no room for large ones, and each would cost two wake-ups more (docs/adr/0012).
+None of them passes pyfuse3. It would not pass the inode to `read`, a reply would be copied through a socket that has no room for
+large ones, each would cost two wake-ups more (docs/adr/0012, docs/adr/0019), and it does not know FALLOCATE. What need not wait
+is done when the thread takes the request; the rest gets a task.
 
-The handles of files that the dispatcher opened, in a mount that can be written.
-
-They say which inode it is, so that no table is needed: pyfuse3 is told the handle only
+The handles of files that the dispatcher opened say which inode it is, so no table is needed: pyfuse3 gets such a handle only
 when a file is closed. Its own handles count from 1.
 
-What is open by a handle that was given out in the trio thread; see `handle_codes` for the others.
-
-What the dispatcher hands to the trio thread, to be answered to the device from there.
-
-What the dispatcher answers in a mount that can be written, and not in one that is only read.
-
-The kernel opens and closes with a message here, since an open file may be written. Of a file that
-is open to read only, the dispatcher answers both; the kernel is told to keep its pages and not to say at each
-`close` that there is nothing to write. It is told to keep the listing of a directory, which it drops
-by itself with each change it makes, until the listing expires.
-
-Requests about files that are written, answered to the device by the trio thread.
-
-They do not pass pyfuse3, which would cost two wake-ups more (docs/adr/0019) and does not know FALLOCATE. What need not wait is done
-when the thread takes it; the rest gets a task.
+`WriteHandlers` is what the dispatcher answers in a mount that can be written, beyond `aisfs.fuse.handlers`. There the kernel
+opens and closes with a message, since an open file may be written. Of a file that is open to read only, the dispatcher answers
+both; its reply lets the kernel keep its pages, and not ask at each `close`. It also lets the kernel keep the listing of a
+directory, which the kernel drops by itself with each change it makes, until the listing expires.
 """
 
 import errno
@@ -80,7 +68,7 @@ class Inbox(Generic[AskedT]):
 
         Args:
             serve: Told of each request in the trio thread; what must wait gets a task in the nursery.
-            refuse: Told of each one when the mount is going away, in either thread.
+            refuse: Called with each one when the mount ends, in either thread.
         """
         self._serve = serve
         self._refuse = refuse

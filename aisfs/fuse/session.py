@@ -1,9 +1,7 @@
-"""A mount with the fast path, from the descriptor to the last thread.
+"""Runs a mount with the fast path, from the descriptor to the last thread.
 
-The thread that ends what hangs.
-
-A message to the kernel that is stuck cannot be ended by a signal, not even by `kill -9`, and neither
-can a process that waits for an answer from a thread that hangs. Aborting the connection ends both.
+The watchdog ends what hangs. A message to the kernel that is stuck cannot be ended by a signal, not even by `kill -9`, and
+neither can a process that waits for an answer from a thread that hangs. Aborting the connection ends both.
 """
 
 import logging
@@ -94,7 +92,7 @@ class Watchdog:
                 self._interruptions.check()
             except Exception:
                 # What hangs must be noticed all the same.
-                log.exception("looking after interrupted requests failed: please report it")
+                log.exception("checking interrupted requests failed: please report it")
             stuck = self.stuck(time.monotonic())
             sights = sights + 1 if stuck == last else 1
             last = stuck
@@ -151,7 +149,7 @@ class FastPathSession:
             metrics: Where requests are counted.
             background: Requests that the kernel may send without waiting for answers.
             spin: See `Dispatcher`.
-            observe: Makes the one who is told of reads and listings, and may notify.
+            observe: Makes the observer of reads and listings, which may send notifications.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
         """
         self._operations = operations

@@ -1,19 +1,18 @@
 """One request over one connection, and its reply as it arrives: the only way messages go.
 
-requests chooses certificates and urllib3 connects (`aisfs.http.connections`), but the
-messages are http.client's: what the others add to each request costs more than sending and storing a
-small file (docs/adr/0026).
+requests chooses certificates and urllib3 connects (`aisfs.http.connections`), but the messages are http.client's: what the other
+two add to each request costs more than sending and storing a small file (docs/adr/0026).
 
-- **Replies** have a bound on all that the server decides: time, bytes, and form. http.client takes headers that break
-  off for all of them, leaves out what follows a line that is no header, and reads interim replies without end. Any of
+- **Replies** have a bound on all that the server decides: time, bytes, and form. http.client takes headers that break off for
+  complete ones, ignores what follows a line that is no header, and reads interim replies without end. Any of
   this could make a reply look like another one.
 - **Bodies of requests** are counted as they go out: after a failure it matters whether all of one went.
-- **Sockets** can be shut down from outside while a thread waits on them, which cannot be cancelled in `recv`.
+- **Sockets** can be shut down from outside while a thread waits on them, since a wait in `recv` cannot be cancelled.
   `CancellableSockets` belongs to one set of connections that one request at a time uses; `abort` ends whatever waits
   on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out of reach. Each socket in use is
   kept as a duplicate: urllib3 wraps, detaches and closes its own in the thread meanwhile, and a descriptor number
   closed there may already mean another file here.
-- **Peers**: TLS settings, how far they are, what failures of connections mean, and the proxy that a request goes
+- **Peers**: TLS settings, how far away they are, what failures of connections mean, and the proxy that a request goes
   through, as requests decides it by HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY (AIStore's proxies are endpoints).
 
 Must not know: which connection, redirects, tokens, what requests mean.
@@ -145,14 +144,14 @@ class _Incoming(io.RawIOBase):
         if got is None:  # within the socket's timeout, which the kernel keeps now
             raise TimeoutError("timed out")
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise TimeoutError("the reply trickles in")
+            raise TimeoutError("the reply comes too slowly")
         return got
 
     def _receive_all(self, view: Any) -> int | None:  # noqa: ANN401
         """Fill `view` in one call, unless the peer closes, or is silent for as long as it may be.
 
         Python waits and reads by turns, both of which let go of the interpreter's lock and take it again.
-        So a long body that comes in 20 pieces would wait 40 times for whoever has the lock.
+        So a long body that comes in 20 pieces would wait 40 times for the thread that has the lock.
         """
         if not self._blocking:
             seconds = self._socket.gettimeout() or 0.0
@@ -193,7 +192,7 @@ class _Head:
         elif line.startswith(_ALERT):
             raise SpeaksTls
         elif not self._form.fullmatch(line):
-            raise HTTPException("the head of the reply holds what is no header")
+            raise HTTPException("the head of the reply has a line that is not a header")
         else:
             self._form = _HEADER
         return line
@@ -411,7 +410,7 @@ _MOST_TEXT = 300
 
 
 class Distance(IntEnum):
-    """How far a peer is, as far as its address tells."""
+    """How far away a peer is, judged by its address."""
 
     MACHINE = 0
     """This one, or what it alone sees: metadata services have addresses of the link."""
@@ -431,7 +430,7 @@ def distance(peer: str, own: str) -> Distance:
 
 
 def distance_by_name(host: str) -> Distance:
-    """Return how far a host is that a proxy is to look up, as far as its name tells."""
+    """Return how far away a host is that a proxy looks up, judged by its name."""
     if host == "localhost" or host.endswith(".localhost"):
         return Distance.MACHINE
     try:
@@ -450,7 +449,7 @@ def distance_of(sock: socket.socket) -> Distance:
 
 
 class WrongHost(OSError):
-    """A trusted certificate of another host; the text says of which."""
+    """A trusted certificate of another host, which the text names."""
 
 
 class ProxyFailed(OSError):
@@ -474,7 +473,7 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     if settings.client_ca and not settings.skip_verify_crt:
         check_authorities(settings.client_ca)
     if settings.client_key and not settings.client_cert:
-        raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
+        raise ConfigError("AIS_CRT_KEY needs AIS_CRT")
     cert: Any = str(settings.client_cert) if settings.client_cert else None
     if settings.client_cert:
         _check_key(settings)
@@ -727,7 +726,7 @@ class ForwardedConnection(http.client.HTTPConnection):
 
     response_class = BoundedReply
     forwarding = ""
-    """How a URL begins that the proxy is asked for; empty where the peer is not told the host."""
+    """How a URL begins that the proxy is asked for; empty where the peer need not know the host."""
     authorization = ""
     """Value of `Proxy-Authorization`; empty for none."""
 

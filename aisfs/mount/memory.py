@@ -1,4 +1,4 @@
-"""How much memory a mount may take where no option says it."""
+"""How much memory a mount may take if no option sets a limit."""
 
 import logging
 from typing import NamedTuple

@@ -1,8 +1,8 @@
-"""How a mount is watched: `/metrics` for Prometheus, `/healthz` for supervisors, what its daemon says of itself.
+"""Monitoring of a mount: `/metrics` for Prometheus, `/healthz` for supervisors, and the daemon's account of itself.
 
-A thread for each of a few connections, so that a slow client holds up nobody; a connection is cut
-after some seconds, or when it is the oldest and another one needs its place. What is counted belongs to the
-trio thread, so that brings the counters up to date; the text is made here.
+Each of a few connections has a thread, so that a slow client holds up nobody; a connection is cut
+after some seconds, or when it is the oldest and another one needs its place. The counters belong to the
+trio thread, so that brings them up to date; the text is made here.
 """
 
 import errno
@@ -39,7 +39,7 @@ from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import start_service_thread
 
 PATIENCE_SECONDS = 2.0
-"""How long the cluster may take; those who ask usually wait for less than ten seconds."""
+"""How long the cluster may take; supervisors usually wait for less than ten seconds."""
 KEPT_SECONDS = 5.0
 """How long an answer holds: however many ask, the cluster gets a small request in five seconds."""
 
@@ -303,7 +303,7 @@ async def serve_metrics(server: MetricsServer | None, health: Health) -> AsyncIt
 
 SAMPLE_SECONDS = 5.0
 WINDOWS = {"last_10_seconds": 10.0, "last_minute": 60.0}
-"""Over which rates are told. A mount that is younger tells them since its start."""
+"""The period of the rates. A younger mount gives them since its start."""
 
 
 class _Sample(NamedTuple):
@@ -312,10 +312,10 @@ class _Sample(NamedTuple):
 
 
 class About:
-    """For the trio thread."""
+    """What the daemon says of itself. For the trio thread."""
 
     def __init__(self, metrics: Metrics, health: Health, *, writable: bool) -> None:
-        """Tell of the process that calls this."""
+        """Begin with the process that calls this."""
         self._metrics = metrics
         self._health = health
         self._writable = writable

@@ -1,4 +1,4 @@
-"""What is to be mounted, and how: the arguments and options of a command as checked values."""
+"""The plan of a mount: the arguments and options of a command as checked values."""
 
 import os
 import sys
@@ -210,7 +210,7 @@ def plan_inspection(
         ConfigError: a source or an option makes no sense.
         SourceMissing: there is no such file or directory.
     """
-    if len(words) == 1 and not settings.keys() & ViewSettings.model_fields.keys():
+    if len(words) == 1 and not settings.keys() & ViewSettings.options.keys():
         place, only = _split_source(_parse_one(words[0], settings))
     else:
         place, only = read_shards(words, settings), None
@@ -225,7 +225,7 @@ def plan_inspection(
 
 
 def existing(settings: Mapping[str, object], *, before_fork: bool = False) -> Callable[[str], bool]:
-    """Return the function that tells whether a local path, or a key or a directory of a bucket, exists.
+    """Return the function that finds out whether a local path, or a key or a directory of a bucket, exists.
 
     It asks once, without retries: what cannot be asked does not exist, and is explained when it is used. With
     `before_fork`, it asks in a child process: the clients of clouds start threads, and do nothing in a daemon that
@@ -299,7 +299,7 @@ def _split_source(source: Source) -> tuple[Source, str | None]:
 
 def load(kind: type[SettingsT], settings: Mapping[str, object]) -> SettingsT:
     """Return the settings of one kind among all that were given."""
-    return kind.load({name: v for name, v in settings.items() if name in kind.model_fields})
+    return kind.load({name: v for name, v in settings.items() if name in kind.options})
 
 
 def load_cluster(source: Source, settings: Mapping[str, object]) -> ClusterSettings:
@@ -364,7 +364,7 @@ def read_source(words: list[str], view: ViewSettings, given: Mapping[str, object
         keys=_key_filter(view),
         exists=existing(given, before_fork=True),
     )
-    options = sorted(view.model_fields_set)
+    options = sorted(view.typed)
     if isinstance(source, BucketSource | DirectorySource):
         options = [name for name in options if name not in ("include", "exclude")]
     if options and not isinstance(source, DatasetSource):

@@ -1,9 +1,11 @@
-"""What was written and not uploaded: `aisfs recover`, and the start and the end of a mount with `--write-back`."""
+"""Uploads what earlier daemons wrote and did not upload: for `aisfs recover`, and at the start and end of a mount."""
 
 import logging
 import os
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -41,8 +43,8 @@ from aisfs.mount.plan import MountPlan, origin_of
 from aisfs.mount.services import CLOCK, Services
 from aisfs.mount.source import connect
 from aisfs.settings import ClusterSettings, WriteSettings
-from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent, Content, WritableStore, checksum_of
+from aisfs.stores.pipeline import CallPipeline, all_of
+from aisfs.stores.port import BytesContent, Content, Upload, WritableStore, checksum_of
 from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.stores.registry import origin_of_store
 
@@ -147,29 +149,25 @@ async def upload_acknowledged(
     """
     failures: list[tuple[UnsentFile, AisfsError]] = []
     problems: list[AisfsError] = []
-    remaining = iter(_by_name(files))
 
-    async def work() -> None:
-        for same in remaining:
-            while same:
-                try:
-                    if problems:
-                        raise problems[0]
-                    await _upload_acknowledged(store, same[0])
-                    for one in reversed(same):  # killed in between, the newest is uploaded again
-                        await trio.to_thread.run_sync(_forget, one)
-                    break
-                except Stale as error:  # an older one may be of the version that is there
-                    failures.append((same.pop(0), error))
-                except AisfsError as error:
-                    failures.extend((one, error) for one in same)
-                    if isinstance(error, Unavailable | DeadlineExceeded):
-                        problems.append(error)
-                    break
+    async def upload_newest(same: list[UnsentFile]) -> None:
+        while same:
+            try:
+                if problems:
+                    raise problems[0]
+                await _upload_acknowledged(store, same[0])
+                for one in reversed(same):  # killed in between, the newest is uploaded again
+                    await trio.to_thread.run_sync(_forget, one)
+                return
+            except Stale as error:  # an older one may be of the version that is there
+                failures.append((same.pop(0), error))
+            except AisfsError as error:
+                failures.extend((one, error) for one in same)
+                if isinstance(error, Unavailable | DeadlineExceeded):
+                    problems.append(error)
+                return
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(_AT_ONCE):
-            nursery.start_soon(work)
+    await all_of((partial(upload_newest, same) for same in _by_name(files)), _AT_ONCE)
     return failures
 
 
@@ -186,16 +184,25 @@ def _by_name(files: Sequence[UnsentFile]) -> list[list[UnsentFile]]:
 
 
 async def _upload_acknowledged(store: WritableStore, one: UnsentFile) -> None:
-    record = one.record
     try:
         with one.content() as content:
-            await _check_unchanged(store, record, content)
-            custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
-            await store.upload(
-                record.bucket, record.key, content, custom=custom, only_new=record.only_new
-            )
+            await _upload_object(store, one, content)
     except OSError as error:
         raise Unavailable(f"{one.path}: {error.strerror}") from error
+
+
+async def _upload_object(
+    store: WritableStore, one: UnsentFile, content: Content, *, force: bool = False
+) -> None:
+    """Make a file the object's content; without `force` it replaces only what is there now, if it may at all."""
+    record, now, only_new = one.record, None, ""
+    if not force:
+        now = await _check_unchanged(store, record, content)
+        only_new = (record.only_new or uuid.uuid4().hex) if now is None else ""
+    custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
+    await store.upload(
+        Upload(record.bucket, record.key, content, custom, only_new=only_new, replaces=now)
+    )
 
 
 def _forget(one: UnsentFile | LostPart) -> None:
@@ -230,13 +237,7 @@ async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
             if record.member:
                 await _append(store, one, content, force, settings)
             else:
-                if not force:
-                    await _check_unchanged(store, record, content)
-                custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
-                only_new = "" if force else record.only_new
-                await store.upload(
-                    record.bucket, record.key, content, custom=custom, only_new=only_new
-                )
+                await _upload_object(store, one, content, force=force)
         return await _abandon(store, record) if record.upload else ""
 
 
@@ -255,7 +256,7 @@ async def _append(
         except BucketNotFound:
             raise
         except NotFound:
-            await store.upload(record.bucket, record.key, BytesContent(END_MARK))
+            await store.upload(Upload(record.bucket, record.key, BytesContent(END_MARK)))
     member = NewMember(record.member, content, record.mode, one.mtime_ns)
     staging = StagingArea(settings.staging_dir, settings.staging_limit())
     failed: AisfsError | None = None
@@ -319,13 +320,20 @@ async def _opened(record: StagedRecord) -> AsyncIterator[WritableStore]:
         await store.aclose()
 
 
-async def _check_unchanged(store: WritableStore, record: StagedRecord, content: Content) -> None:
-    """Refuse to overwrite anything but the version it was made from, or the very same bytes."""
+async def _check_unchanged(
+    store: WritableStore, record: StagedRecord, content: Content
+) -> ObjectInfo | None:
+    """Return what is there, if anything: the version that a file was made from, or the very same bytes.
+
+    Raises:
+        Stale: it is something else.
+    """
     now: ObjectInfo | None = None
     with suppress(NotFound):
         now = await store.head(record.bucket, record.key)
     if version_text(now) != record.base and not (now is not None and await _is(now, content)):
         raise Stale("the object was changed by somebody else since; --force uploads over it")
+    return now
 
 
 async def _is(info: ObjectInfo, content: Content) -> bool:

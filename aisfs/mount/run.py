@@ -108,7 +108,7 @@ class _PyfuseSession:
 
 
 class Start(Protocol):
-    """What is told how the start of a mount goes."""
+    """Receives the progress of the start of a mount."""
 
     def progress(self, state: Mapping[str, int | str | None]) -> None:
         """Note how far the shards of a dataset are that have to be opened first.
@@ -216,7 +216,7 @@ async def run(
     daemon.allow_many()
     if plan.kernel.fastpath and not serves_descriptors():
         log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
-        plan = replace(plan, kernel=plan.kernel.model_copy(update={"fastpath": False}))
+        plan = replace(plan, kernel=plan.kernel.changed(fastpath=False))
     memory_limits(plan.cache).tell()
     with listen(plan.monitoring) as server:
         await _serve(plan, start, warnings, server, reload)

@@ -37,7 +37,7 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
-from aisfs.mount.memory import memory_limits
+from aisfs.mount.memory import MemoryLimits, memory_limits
 from aisfs.mount.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.mount.source import OpenSource, open_source
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
@@ -200,28 +200,11 @@ def _build(
     metrics: Metrics,
 ) -> Services:
     store = opened.store
-    local = is_local(plan.source)
-    memory = memory_limits(plan.cache, sharers=plan.sharers() if plan.sharers is not None else 1)
     hooks = Hooks()
     lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks, blocks)
-    fetcher = Fetcher(
-        store,
-        nursery,
-        background,
-        cache=None if local or plan.only_indexes else blocks,
-        origin=origin_of(plan),
-        memory_limit=memory.fetched,
-        read_ahead_max=plan.cache.read_ahead_max,
-        hooks=hooks,
-    )
-    metrics.before_text.append(partial(_count_read, fetcher.pool.read, metrics))
-    nursery.start_soon(fetcher.tidy)
-    if plan.sharers is not None:
-        nursery.start_soon(_share_memory, plan.cache, plan.sharers, fetcher)
+    fetcher = _build_fetcher(plan, store, blocks, nursery, background, metrics, hooks)
     if opened.watch is not None:
         nursery.start_soon(opened.watch)
-    if blocks is not None:
-        nursery.start_soon(_sync_cache, blocks, fetcher)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)
     scans = TarFeeder(fetcher, lister, mode=plan.tree.scan)
     indexer = Indexer(
@@ -233,7 +216,7 @@ def _build(
         labels=LabelReader(store, fetcher),
         lay_out=_lay_out(plan),
         # Common directories hold the indexes of all their shards anyway.
-        memory_limit=float("inf") if plan.view.merged else memory.indexes,
+        memory_limit=float("inf") if plan.view.merged else _memory_of(plan).indexes,
     )
     prefetcher = Prefetcher(
         fetcher,
@@ -261,8 +244,41 @@ def _build(
         scans=scans,
         reader=Reader(fetcher, prefetcher, unpacker),
         assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
-        coverage=CacheCoverage(fetcher, indexer, background, local=local),
+        coverage=CacheCoverage(fetcher, indexer, background, local=is_local(plan.source)),
     )
+
+
+def _memory_of(plan: SourcePlan) -> MemoryLimits:
+    return memory_limits(plan.cache, sharers=plan.sharers() if plan.sharers is not None else 1)
+
+
+def _build_fetcher(
+    plan: SourcePlan,
+    store: WritableStore,
+    blocks: BlockCache | None,
+    nursery: trio.Nursery,
+    background: BackgroundThread,
+    metrics: Metrics,
+    hooks: Hooks,
+) -> Fetcher:
+    """Return what fetches contents, and start what keeps it in shape."""
+    fetcher = Fetcher(
+        store,
+        nursery,
+        background,
+        cache=None if is_local(plan.source) or plan.only_indexes else blocks,
+        origin=origin_of(plan),
+        memory_limit=_memory_of(plan).fetched,
+        read_ahead_max=plan.cache.read_ahead_max,
+        hooks=hooks,
+    )
+    metrics.before_text.append(partial(_count_read, fetcher.pool.read, metrics))
+    nursery.start_soon(fetcher.tidy)
+    if plan.sharers is not None:
+        nursery.start_soon(_share_memory, plan.cache, plan.sharers, fetcher)
+    if blocks is not None:
+        nursery.start_soon(_sync_cache, blocks, fetcher)
+    return fetcher
 
 
 def _build_lister(
@@ -342,7 +358,7 @@ def _open_indexes(plan: SourcePlan, blocks: BlockCache, origin: str = "") -> Ind
     scope += " recursive" if plan.tree.recursive else ""
     scope += " magic" if plan.tree.magic else ""
     scope += f" encoding={plan.tree.encoding}" if plan.tree.encoding else ""
-    # Who does not want published indexes does not want what other mounts have kept of them either.
+    # Without published indexes, what other mounts have kept of them is not wanted either.
     scope += "" if plan.tree.published_index else " unpublished"
     limit = _index_limit(blocks)
     return IndexCache(plan.cache.cache_dir, limit - limit // LISTING_SHARE, scope=scope)

@@ -1,4 +1,4 @@
-"""The store that has the objects of a source: connected, and checked once."""
+"""Connects to the store of a source, and checks once that the source is there."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ from aisfs.stores.ais.cluster import check_answers, identify_endpoint, wrong_sch
 from aisfs.stores.local import LocalStore
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import WritableStore
-from aisfs.stores.registry import as_served, direct_store, is_writable, one_store, open_store
+from aisfs.stores.registry import as_served, direct_store, kind_of, one_store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,17 @@ def connect(
             assert_never(source)
 
 
+def _with_cluster(found: OpenSource, cluster: ClusterSettings) -> OpenSource:
+    """Add what only an AIStore has."""
+    store = found.store
+    if not isinstance(store, AISClient):
+        return found
+    name = cluster.index_bucket
+    indexes = IndexBucket(Bucket(name), store.by_uuid) if name else None
+    ping = partial(check_answers, store)
+    return replace(found, ping=ping, watch=store.watch_map, index_bucket=indexes)
+
+
 @asynccontextmanager
 async def open_source(
     source: Source,
@@ -149,7 +160,7 @@ async def open_source(
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
     """
-    found = connect(source, cluster, metrics, reach)
+    found = _with_cluster(connect(source, cluster, metrics, reach), cluster)
     limit = None if isinstance(found.store, LocalStore) else cluster.bandwidth_limit
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics
@@ -163,21 +174,13 @@ async def open_source(
                 raise
             log.warning("%s; what is there can be opened by its name, and not be listed", error)
         except Unavailable as error:
-            await _check_scheme(found, cluster, error)
-            if not isinstance(found.store, AISClient):
-                raise
-            raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
+            await _explain_silence(found, cluster, error)
+            raise
         except BucketNotFound:
             if not create_bucket:
                 raise
             await _create_bucket(pipeline, found.bucket)
-        client = found.store if isinstance(found.store, AISClient) else None
-        ping = partial(check_answers, client) if client is not None else None
-        indexes = None
-        if client is not None and cluster.index_bucket:
-            indexes = IndexBucket(Bucket(cluster.index_bucket), client.by_uuid)
-        watch = client.watch_map if client is not None else None
-        yield replace(found, store=pipeline, ping=ping, watch=watch, index_bucket=indexes)
+        yield replace(found, store=pipeline)
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()
@@ -236,22 +239,24 @@ def _bucket_of(source: Source) -> Bucket:
     return source.bucket if isinstance(source, BucketSource) else one_store(source)
 
 
-async def _check_scheme(found: OpenSource, cluster: ClusterSettings, error: Unavailable) -> None:
-    """Raise if a server does not answer since it was asked with TLS and has none, or the reverse.
+async def _explain_silence(found: OpenSource, cluster: ClusterSettings, error: Unavailable) -> None:
+    """Raise what says more than the error of a server that does not answer.
 
     Raises:
-        ConfigError: that is why.
+        ConfigError: it was asked with TLS and has none, or the reverse.
+        Unavailable: it is an AIStore, whose endpoint is named.
     """
-    if error.__cause__ is None:  # it did answer
-        return
     is_aistore, url = isinstance(found.store, AISClient), ""
     if is_aistore and not cluster.proxy:
         url = cluster.endpoint
     elif found.store_name == "web":
         url = str(_bucket_of(found.source))
     check = partial(wrong_scheme, url, is_aistore=is_aistore)
-    if url and (wrong := await trio.to_thread.run_sync(check)):
+    silent = error.__cause__ is not None  # else it did answer
+    if silent and url and (wrong := await trio.to_thread.run_sync(check)):
         raise ConfigError(f"{url}: {wrong}")
+    if is_aistore:
+        raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
 
 
 async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
@@ -263,7 +268,7 @@ async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
     if direct_store(source) != "web":
         return
     bucket = _bucket_of(source)
-    client = AISClient(cluster.model_copy(update={"endpoint": str(bucket)}))
+    client = AISClient(cluster.changed(endpoint=str(bucket)))
     try:
         found = await identify_endpoint(client)
     except AisfsError:  # what it said before is of more use
@@ -312,8 +317,8 @@ async def _check(store: WritableStore, source: Source, *, writable: bool) -> boo
 
     Args:
         store: What to ask.
-        source: What is to be there; an empty directory is, but a warning says so.
-        writable: Whether an empty directory is as good as any, since it will be written to.
+        source: What must be there; an empty directory is accepted with a warning.
+        writable: No warning for an empty directory, since it will be written to.
 
     Returns:
         Whether anything was found.
@@ -326,7 +331,7 @@ async def _check(store: WritableStore, source: Source, *, writable: bool) -> boo
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
                 there, _ = await what_is_there(bucket, prefix, store)
                 said = f"{bucket}/{prefix}: nothing is below it; {there}"
-                if not is_writable(bucket):  # nothing will ever be put there from here
+                if not kind_of(bucket).is_writable:  # nothing will ever be put there from here
                     raise SourceMissing(said)
                 if not writable:
                     log.warning("%s", said)

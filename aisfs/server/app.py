@@ -148,7 +148,6 @@ class Server:
             self.counters,
             node_id=node,
             redirects=self.redirects,
-            deleted=self._indexes.forget,
         )
         jobs = ListJobs(self._storage, self._objects, registry)
         self._buckets = Buckets(

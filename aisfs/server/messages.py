@@ -26,8 +26,6 @@ SILENT_SECONDS = 60.0
 """A client that sends no byte of a body for this long is dropped, which frees its thread."""
 REPEATED = "\n"
 """Separates repeated `Ais-Custom-Md` lines; a header value cannot contain it (see run.py)."""
-S3_METADATA = "Aisfs-S3-Metadata"
-"""The header that run.py makes of all `x-amz-meta-…`: WSGI tells their `_` and `-` not apart."""
 _HOST = re.compile(r"[A-Za-z0-9.\-_\[\]:]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _RAW = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -92,11 +90,6 @@ class Request:
         """Return a header as text; empty when it is absent."""
         value: str = self.environ.get("HTTP_" + name.upper().replace("-", "_"), "")
         return value
-
-    def ignore(self, names: Iterable[str]) -> None:
-        """Forget headers that are to have no effect."""
-        for name in names:
-            self.environ.pop("HTTP_" + name.upper().replace("-", "_"), None)
 
     @property
     def remote(self) -> str:

@@ -22,7 +22,7 @@ from gunicorn.workers.base import Worker
 
 from aisfs.errors import ConfigError
 from aisfs.server.app import make_app
-from aisfs.server.messages import REPEATED, S3_METADATA, WsgiApp
+from aisfs.server.messages import REPEATED, WsgiApp
 from aisfs.server.same_site import SameSite
 from aisfs.server.storage.objects import hold_directory
 from aisfs.server.worker import StayingWorker
@@ -34,7 +34,7 @@ KEEP_ALIVE_SECONDS = 75
 STOP_SECONDS = 1
 """How long requests in flight may take to finish after SIGTERM."""
 BACKLOG = 1024
-_CUSTOM, _USER = "AIS-CUSTOM-MD", "X-AMZ-META-"
+_CUSTOM = "AIS-CUSTOM-MD"
 THREADS = 128
 """Most concurrent requests. A request whose body does not arrive occupies a thread, so there are more
 than two cores need; unused threads are never started."""
@@ -207,16 +207,13 @@ def _keep_apart(worker: Worker, request: Message) -> None:
 
     Other names with `_` are left out, as gunicorn does by default: they could pass for those with `-`.
     """
-    custom, user, others = [], [], []
+    custom, others = [], []
     for name, value in request.headers:
         if name == _CUSTOM:
             custom.append(value)
-        elif name.startswith(_USER):
-            user.append(f"{name.lower()}={value}")
-        elif "_" not in name and name != S3_METADATA.upper():
+        elif "_" not in name:
             others.append((name, value))
-    joined = ((_CUSTOM, custom), (S3_METADATA.upper(), user))
-    request.headers = [*others, *((name, REPEATED.join(found)) for name, found in joined if found)]
+    request.headers = [*others, (_CUSTOM, REPEATED.join(custom))] if custom else others
     if request._expected_100_continue:  # gunicorn would ask for the body before a redirect, too
         request._expected_100_continue = False
         if "utm=" not in request.query:  # nobody knows whether the body comes after a redirect

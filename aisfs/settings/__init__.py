@@ -33,16 +33,7 @@ from aisfs.settings.values import (
     use_proxy,
 )
 
-ALL_SETTINGS: tuple[type[Settings], ...] = (
-    ClusterSettings,
-    TreeSettings,
-    KernelSettings,
-    ViewSettings,
-    CacheSettings,
-    WriteSettings,
-    LogSettings,
-    MonitoringSettings,
-)
+ALL_SETTINGS: tuple[type[Settings], ...] = tuple(Settings.__subclasses__())
 
 __all__ = [
     "ALL_SETTINGS",

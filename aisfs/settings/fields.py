@@ -15,40 +15,252 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
 from platformdirs import user_cache_dir, user_state_dir
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ByteSize,
-    Field,
-    NonNegativeFloat,
-    SecretStr,
-    field_validator,
-)
 
 from aisfs.choices import Join, KeyRule, LogFormat, LogLevel, Scan, ShardIndex, Shards, View
 from aisfs.errors import ConfigError, NoEndpoint
 from aisfs.redaction import remember, remember_query, remember_url, shown
 from aisfs.settings.files import user_file
 from aisfs.settings.values import (
+    FLAG,
     GIB,
+    GLOBS,
     MIB,
-    AbsolutePath,
-    FileMode,
-    Flag,
-    Patterns,
+    MODE,
+    SDK_FLAG,
+    SECRET,
+    Group,
+    Kind,
+    Option,
     Settings,
-    Size,
     drop_empty_variables,
     existing_directory,
     flag_of,
+    optional,
+    path,
+    seconds,
     set_variables,
+    size,
+    text,
     variable,
+    whole,
+    words,
 )
+
+log = logging.getLogger(__name__)
+
+_BUCKET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
+
+
+def _limit(value: int) -> int:
+    # Each of max_connections requests must send something within io_timeout.
+    if 0 < value < MIB:
+        raise ValueError("at least 1MiB, or 0 for no limit")
+    return value
+
+
+def _proxy(value: str) -> str:
+    value = value.strip()
+    remember_url(value)
+    if not value:
+        return value
+    url = urlsplit(value if "://" in value else f"http://{value}")
+    if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+        raise ValueError("an HTTP proxy looks like http://host:3128")
+    return url.geturl()
+
+
+def _index_bucket(value: str) -> str:
+    name = value.removeprefix("ais://").rstrip("/")
+    if value and (not _BUCKET.fullmatch(name) or ".." in name):
+        raise ValueError("a bucket of AIStore, such as ais://aisfs-index; empty for none")
+    return name
+
+
+def _endpoint(value: str) -> str:
+    value = value.strip()
+    if not value:
+        return value
+    value = value if "//" in value else f"http://{value}"
+    remember_url(value)
+    url = urlsplit(value)
+    if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
+        raise ValueError("an endpoint looks like http://host:8080")
+    url.hostname.encode("idna"), url.port  # both raise if they are invalid
+    return f"{url.scheme}://{url.netloc}"
+
+
+class ClusterSettings(Settings, group=Group.NETWORK):
+    """How to reach AIStore, and other stores."""
+
+    # fmt: off
+    endpoint = Option(
+        text("URL", _endpoint), "", "AIStore proxy, such as `http://host:8080`",
+        "a local directory needs none", variable="AIS_ENDPOINT",
+        shown="`AIS_ENDPOINT`, else that of the `ais` CLI",
+        group=Group.SOURCE, tenants=True,
+    )
+    direct = Option(
+        SDK_FLAG, False, "Read `s3://`, `gs://` and `az://` from the cloud itself, whatever the endpoint is",
+        "off, since AIStore keeps copies near", see="16-stores-without-aistore", group=Group.SOURCE, tenants=True,
+    )
+    anonymous = Option(
+        SDK_FLAG, False, "Send no credentials to a store without AIStore: for public buckets",
+        "off, since most buckets are private", group=Group.SOURCE, tenants=True,
+    )
+    requester_pays = Option(
+        SDK_FLAG, False, "Pay for requests to a bucket of S3 or Google that demands it",
+        "off, since it costs money",
+        see="CONFIGURATION.md#clouds-without-aistore", group=Group.SOURCE,
+    )
+    proxy = Option(
+        text("URL", _proxy), "", "HTTP proxy for all requests",
+        see="CONFIGURATION.md#http-proxies",
+        shown="none for AIStore; `HTTP_PROXY` and its like for other stores",
+    )
+    http_headers = Option(
+        optional(path("FILE")), None, "Tokens and cookies for web servers: lines of `HOST NAME: VALUE`",
+        see="CONFIGURATION.md#web-servers-and-hugging-face", rare=True,
+    )
+    follow_links = Option(
+        SDK_FLAG, False, "Follow all symbolic links in local directories", "without it, only some",
+        see="1-what-is-mounted",
+    )
+    client_ca = Option(
+        optional(path("FILE")), None, "Certificates to trust, in PEM", "without it, the system's", variable="AIS_CLIENT_CA",
+        rare=True,
+    )
+    client_cert = Option(
+        optional(path("FILE")), None, "Certificate of this client", "for AIStore and web servers", variable="AIS_CRT", rare=True
+    )
+    client_key = Option(
+        optional(path("FILE")), None, "Its key, unless the certificate's file has it", variable="AIS_CRT_KEY", rare=True
+    )
+    skip_verify_crt = Option(
+        SDK_FLAG, False, "Do not check the server's certificate",
+        "`1`, `t`, `true`, `y`, `yes`, `on` in a variable mean this", variable="AIS_SKIP_VERIFY_CRT", rare=True
+    )
+    token = Option(optional(SECRET), None, "The token itself", variable="AIS_AUTHN_TOKEN", typed=False)
+    authn_token_file = Option(
+        optional(path("FILE")), None, "File with the token, as JSON: `{\"token\": \"…\"}`",
+        "read again when the cluster refuses the token", see="CONFIGURATION.md#environment",
+        variable="AIS_AUTHN_TOKEN_FILE",
+    )
+    connect_timeout = Option(
+        seconds(), 3.0, "Seconds to open a connection", "0 waits indefinitely; the SDK's default",
+        variable="AIS_CONNECT_TIMEOUT", typed=False,
+    )
+    read_timeout = Option(
+        seconds(), 20.0, "Seconds without a byte from the server", "0 waits indefinitely; the SDK's default",
+        variable="AIS_READ_TIMEOUT", typed=False,
+    )
+    io_timeout = Option(
+        seconds(above=True), 60.0, "Seconds until a request that keeps failing is an error",
+        "enough for a proxy to restart", tenants=True,
+    )
+    index_bucket = Option(
+        text("BUCKET", _index_bucket), "aisfs-index",
+        "Bucket of AIStore that has the published indexes of all others; `''`: they lie beside the shards",
+        see="published-indexes", group=Group.VIEWS, rare=True,
+    )
+    latest = Option(
+        FLAG, False, "Check objects of a cloud or another cluster against the original when they are read",
+        "off, since each check is a request there", see="6-consistency", rare=True, tenants=True,
+    )
+    bandwidth_limit = Option(
+        optional(size(check=_limit)), None, "Most bytes a second to fetch, such as 100MiB; 0: no limit",
+        "for all readers together; at least 1MiB", rare=True,
+    )
+    upload_limit = Option(
+        optional(size(check=_limit)), None, "Most bytes a second to send; 0: no limit",
+        "for all uploads together; at least 1MiB", rare=True,
+    )
+    # Enough to hide 20 ms of latency at 1 MiB a request and 1 GiB/s.
+    max_connections = Option(
+        whole(least=1), 32, "Most requests at once", "more would only queue on the targets' disks", rare=True,
+        tenants=True,
+    )
+    # Two seconds at 1 Gbit/s. The clouds behind AIStore take no part below 5 MiB.
+    part_size = Option(
+        size(5 * MIB), 256 * MIB, "Upload larger files in parts of this size, while they are written",
+        "at least 5MiB; a failure costs as much to send again", group=Group.WRITING, rare=True, tenants=True,
+    )
+    # fmt: on
+
+    @classmethod
+    def load(cls, options: Mapping[str, object]) -> Self:
+        """Combine as all settings do; without an endpoint, take that of the `ais` CLI.
+
+        Its certificates are for its own cluster, so they are taken with the endpoint only.
+        """
+        made = super().load(options)
+        if made.endpoint:
+            return made
+        found = {name: value for name, value in _of_cli().items() if not getattr(made, name)}
+        return super().load({**options, **found}) if "endpoint" in found else made
+
+    @property
+    def shown_endpoint(self) -> str:
+        """The endpoint without a password that may be in it."""
+        return shown(self.endpoint)
+
+    @property
+    def without_aistore(self) -> bool:
+        """Whether the buckets of clouds are those clouds' own."""
+        return self.direct or not self.endpoint
+
+    def require_endpoint(self) -> str:
+        """Return the endpoint.
+
+        Raises:
+            NoEndpoint: nothing names the cluster.
+        """
+        if not self.endpoint:
+            raise NoEndpoint(
+                "no endpoint: give --endpoint URL, set AIS_ENDPOINT, write endpoint = … into"
+                f" {user_file()}, or configure the ais CLI"
+            )
+        return self.endpoint
+
+    @property
+    def cli_token_file(self) -> Path:
+        """Where `ais auth login` keeps the token."""
+        return cli_directory() / "auth.token"
+
+
+def cli_directory() -> Path:
+    """Return where the `ais` CLI keeps its configuration and its token."""
+    return Path(os.path.expanduser("~")) / ".config" / "ais" / "cli"
+
+
+_OF_CLI = {
+    "url": "endpoint",
+    "client_crt": "client_cert",
+    "client_crt_key": "client_key",
+    "client_ca_tls": "client_ca",
+    "skip_verify_crt": "skip_verify_crt",
+}
+"""What the `ais` CLI calls what it says of its cluster, and we."""
+
+
+def _of_cli() -> dict[str, object]:
+    """Return what the configuration of the `ais` CLI says, by name of the setting."""
+    path = cli_directory() / "cli.json"
+    try:
+        said = json.loads(path.read_bytes())["cluster"]
+        found = {ours: said[theirs] for theirs, ours in _OF_CLI.items() if said.get(theirs)}
+        if not all(isinstance(value, str | bool) for value in found.values()):
+            raise TypeError(f"cluster: {found}")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        log.warning("%s: not used: %s", path, error)
+        return {}
+    return found
 
 
 def _when(value: object) -> object:
@@ -69,51 +281,178 @@ def _codec(name: str) -> str:
         ) from None
 
 
-class TreeSettings(Settings):
+class ViewSettings(Settings, group=Group.VIEWS):
+    """Which shards are shown as one dataset, and how their members are laid out."""
+
+    # fmt: off
+    view = Option(
+        optional(words(View)), None,
+        "Show all shards of SOURCE as one dataset",
+        details="a folder for each shard (members), for each sample in it (samples), for each label (class), or all"
+        " members in one folder (flat). Or show loose objects as tar files (shards)",
+        why="without it, dataset mounts show `members`", see="views", tenants=True,
+    )
+    key_rule = Option(
+        words(KeyRule), KeyRule.WDS,
+        "Which part of a member's name is the key of its sample",
+        details="the path up to its first dot (wds), up to its last dot (last-dot), or the last component up to its"
+        " first dot (basename)",
+        why="`wds` is webdataset's rule", tenants=True,
+    )
+    member_include = Option(optional(GLOBS), None, "In views: only members whose path matches; repeatable", see="views")
+    member_exclude = Option(
+        optional(GLOBS), None, "In views: no members whose path matches; repeatable", "wins over `--member-include`"
+    )
+    require = Option(
+        optional(text("EXT[,EXT]")), None, "Leave out samples that lack one of these components", "`a;b` accepts either",
+        rare=True, tenants=True,
+    )
+    label = Option(
+        text("FROM"), "cls",
+        "Where labels come from: `cls`, `txt`, `json:PATH`, `dir`, `re:REGEX`, `csv:OBJECT`", "`cls` is webdataset's usual component",
+        see="views", shown="`cls`; `dir` if no sample has it", tenants=True,
+    )
+    image = Option(
+        text("EXT[;EXT]"), "jpg;jpeg;png",
+        "Component that `--view class` shows of a sample: the first it has; `jpg` finds `image.jpg`, too; `all`: each picture",
+        see="views", tenants=True,
+    )
+    classes = Option(
+        optional(path("FILE")), None, "File with the names of classes 0, 1, …, one per line",
+        shown="`classes.txt` beside the shards",
+    )
+    samples_per_shard = Option(
+        optional(whole(least=1)), None, "Samples in each tar of `--view shards`", "see below", shown="1000", rare=True, tenants=True,
+    )
+    shard_size = Option(
+        optional(size(1)), None, "Most bytes in each tar of `--view shards`, such as 1GiB",
+        "unless a single sample is larger; not with `--samples-per-shard`", rare=True, tenants=True,
+    )
+    shuffle = Option(
+        optional(whole("SEED")), None, "With `--view shards`: shuffle the samples, reproducibly",
+        "SEED is a number from 0; not with `--shard-index always`", see="shuffled-shards", rare=True, tenants=True,
+    )
+    join = Option(
+        optional(words(Join)), None,
+        "Combine the parts of each sample from all sources, by its key",
+        details="show the samples that every source has (inner, also without a value), or all (outer)",
+        see="joined-sources", tenants=True, bare=Join.INNER,
+    )
+    lazy = Option(
+        FLAG, False, "Return before all shards of `--view class` or `flat` are open; the first listing then waits",
+        "off, since it would wait in silence", rare=True, tenants=True,
+    )
+    strict = Option(
+        FLAG, False, "Fail if `--view class` or `flat` shows nothing", "exit code 5; off, since there is a warning anyway; not with `--lazy`", rare=True, tenants=True,
+    )
+    files_from = Option(
+        optional(text("FILE")), None, "Read sources from FILE, one per line or as wids' JSON; `-` is stdin",
+        "below `SOURCE` if there is one", group=Group.SOURCE,
+    )
+    include = Option(
+        optional(GLOBS), None, "Only keys that match GLOB; repeatable", see="1-what-is-mounted", group=Group.SOURCE,
+        tenants=True,
+    )
+    exclude = Option(
+        optional(GLOBS), None, "No keys that match GLOB; repeatable", "wins over `--include`", group=Group.SOURCE,
+        tenants=True,
+    )
+    # fmt: on
+
+
+ID_MOST = (1 << 32) - 2
+"""Largest number of a user or group; one more stands for none."""
+
+
+class TreeSettings(Settings, group=Group.VIEWS):
     """What the tree looks like, and how long names and listings stay valid."""
 
-    shards: Shards = Shards.FILE
-    ignore_zeros: bool = False
-    """Read past blocks of zeros, which end a tar: for tars that were joined with cat."""
-    recursive: bool = False
-    """Open tars that are members of shards. Off, as ratarmount: to most readers such a tar is one
-    member of a sample."""
-    encoding: Annotated[str, AfterValidator(_codec)] = ""
-    """Of names in zips that do not say theirs. Empty: UTF-8 if a name is that, otherwise DOS's code
-    page 437, as unzip takes it."""
-    magic: bool = False
-    """Recognize archives by their first bytes instead of their names. Off, since it costs a request
-    for each archive."""
-    published_index: bool = True
-    """Use the index that was published beside a shard, instead of scanning the shard: it says what a
-    scan would, and is checked like any input."""
-    shard_index: Annotated[ShardIndex, BeforeValidator(_when)] = ShardIndex.AUTO
-    """When to use AIStore's own index of a shard where there is one, instead of scanning the shard. It
-    has no times and modes of members, so only views that are not about them use it unasked."""
-    scan: Scan = Scan.AUTO
-    """How shards without an index are scanned. What is streamed need not be fetched again when it is
-    read, unless the cache is too small to keep it."""
-    list_xattrs: bool = False
-    """List the extended attributes of aisfs. Off, since `rsync -aX` and `cp -a` copy what is listed,
-    and fail where the names are not permitted or the values mean nothing."""
-    attr_ttl: NonNegativeFloat = 60.0
-    """Seconds; gcsfuse and mountpoint-s3 (with a cache) use the same."""
-    list_ttl: NonNegativeFloat = 60.0
-    """Seconds that a listing answers lookups and stats before the cluster is asked again."""
-    negative_ttl: NonNegativeFloat = 5.0
-    """Seconds that a missing name stays missing; short, so that new objects appear. As gcsfuse."""
-    uid: int = Field(default_factory=os.getuid, ge=0)
-    gid: int = Field(default_factory=os.getgid, ge=0)
-    file_mode: FileMode = 0o444
-    dir_mode: FileMode = 0o555
+    # fmt: off
+    shards = Option(
+        words(Shards), Shards.FILE,
+        "How `X.tar` is shown",
+        details="its members are in `X.tar.d/`, which is not listed (file), `X.tar` is a directory and its bytes are"
+        " `X.tar.raw` (dir), or both are listed (both)",
+        why="with `file`, tools see each byte once; not for dataset mounts", see="4-shards", tenants=True,
+    )
+    ignore_zeros = Option(
+        FLAG, False, "Read past zero blocks, for tars joined by `cat`", "off as in GNU tar", rare=True, tenants=True
+    )
+    recursive = Option(
+        FLAG, False, "Also open tars inside shards",
+        "off as in ratarmount: such a tar is usually one member of a sample", see="tars-inside-shards", rare=True,
+        tenants=True,
+    )
+    encoding = Option(
+        text("NAME", _codec), "",
+        "Encoding of names in zips that do not say theirs, such as `cp932` or `gbk`",
+        "others: UTF-8, else code page 437", shown="UTF-8 or cp437",
+        tenants=True,
+    )
+    magic = Option(
+        FLAG, False, "Recognize archives by content, not by name; `X.d/` opens any archive `X`",
+        "off, since it costs one request per archive", see="forms-of-archives", rare=True, tenants=True,
+    )
+    published_index = Option(
+        FLAG, True, "Scan shards even if their indexes are published", "off, since an index has what a scan finds",
+        see="published-indexes", rare=True, tenants=True,
+    )
+    shard_index = Option(
+        words(ShardIndex, "[WHEN]", before=_when), ShardIndex.AUTO,
+        "Use AIStore's own index, which lacks times, instead of a scan",
+        details="in the views class and flat (auto), always (also without WHEN), or never",
+        see="member-indexes", rare=True, tenants=True, bare=ShardIndex.ALWAYS,
+    )
+    scan = Option(
+        words(Scan), Scan.AUTO,
+        "How to find the members of a shard without an index",
+        details="read its headers where that is cheaper (headers), or all of it (stream); auto: all if the data fits"
+        " the disk cache, else the headers",
+        why="`auto` skips data only where the disk cache could not keep it",
+        see="member-indexes", rare=True, tenants=True,
+    )
+    list_xattrs = Option(
+        FLAG, False, "List the extended attributes of aisfs; they can always be read by name",
+        "off, since `rsync -aX` and `cp -a` would copy them", see="8-extended-attributes", rare=True, tenants=True,
+    )
+    attr_ttl = Option(
+        seconds(), 60.0, "Seconds until a name looked up alone is looked up again", "as gcsfuse and mountpoint-s3",
+        group=Group.CACHING, rare=True, tenants=True,
+    )
+    list_ttl = Option(
+        seconds(), 60.0, "Seconds until a directory is listed again", "holds for a later mount, too; as gcsfuse",
+        see="6-consistency", group=Group.CACHING, rare=True, tenants=True,
+    )
+    negative_ttl = Option(
+        seconds(), 5.0, "Seconds until a missing name is looked up again", "short, so that new objects show up",
+        group=Group.CACHING, rare=True, tenants=True,
+    )
+    uid = Option(
+        whole(most=ID_MOST), os.getuid, "Owner of everything", shown="the mounting user", group=Group.PERMISSIONS, tenants=True
+    )
+    gid = Option(
+        whole(most=ID_MOST), os.getgid, "Group of everything", shown="the mounting user's", group=Group.PERMISSIONS, tenants=True
+    )
+    file_mode = Option(
+        MODE, 0o444, "Permissions of files", shown="0444, or 0644 if writable",
+        group=Group.PERMISSIONS, rare=True, tenants=True,
+    )
+    dir_mode = Option(
+        MODE, 0o555, "Permissions of directories", shown="0555, or 0755 if writable",
+        group=Group.PERMISSIONS, rare=True, tenants=True,
+    )
+    # fmt: on
 
 
 class KernelSettings(Settings):
     """How the kernel is served."""
 
-    fastpath: bool = True
-    """Answer in a thread before pyfuse3 what needs no waiting, and let the kernel open files and
-    keep listings by itself. Without it every request goes through pyfuse3: slower, same results."""
+    # fmt: off
+    fastpath = Option(
+        FLAG, True, "Serve the kernel through pyfuse3 alone: slower, with the same results",
+        "see below and [ADR 0012](adr/0012-the-fast-path.md)", rare=True,
+    )
+    # fmt: on
 
 
 CACHE_LEAST = 5 * MIB
@@ -125,30 +464,42 @@ MEMORY_LEAST = 16 * MIB
 """Smallest memory for fetched bytes."""
 
 
-class CacheSettings(Settings):
+def _cache_size(value: int) -> int:
+    if 0 < value < CACHE_LEAST:
+        raise ValueError(f"a disk cache takes {CACHE_LEAST // MIB} MiB at least; 0 is none")
+    if value > CACHE_MOST:
+        raise ValueError("no disk is that large")
+    return value
+
+
+class CacheSettings(Settings, group=Group.CACHING):
     """What is kept on disk and in memory, and how much is fetched ahead."""
 
-    cache_dir: AbsolutePath = Field(default_factory=lambda: Path(user_cache_dir("aisfs")))
-    """Several daemons may share the directory."""
-    cache_size: Size | None = None
-    """Most bytes on disk; None is 10 GiB or a tenth of the free disk, whichever is less; 0 keeps
-    nothing on disk."""
-    read_ahead_max: Size = ByteSize(64 * MIB)
-    """Most bytes fetched ahead of one sequential reader: a second of work at 64 MiB/s, and 1 GiB/s
-    at 60 ms of latency."""
-    prefetch_shards: int = Field(default=2, ge=0)
-    """Shards fetched ahead of a reader that takes them in the order of their names."""
-    memory_limit: Size | None = Field(default=None, ge=MEMORY_LEAST)
-    """Bytes of parts in memory; None is 512 MiB, or what the machine and the control group have room for."""
-
-    @field_validator("cache_size")
-    @classmethod
-    def _check_cache_size(cls, value: ByteSize | None) -> ByteSize | None:
-        if value is not None and 0 < value < CACHE_LEAST:
-            raise ValueError(f"a disk cache takes {CACHE_LEAST // MIB} MiB at least; 0 is none")
-        if value is not None and value > CACHE_MOST:
-            raise ValueError("no disk is that large")
-        return value
+    # fmt: off
+    cache_dir = Option(
+        path("DIR"), lambda: Path(user_cache_dir("aisfs")), "Directory of the disk cache",
+        "mounts of one user may share it; not on a network file system (SQLite)", see="the-disk-cache",
+        shown="the user's cache directory",
+    )
+    cache_size = Option(
+        optional(size(check=_cache_size)), None, "Limit of the disk cache, such as 50GiB; 0: none",
+        "the default is the smaller of the two; otherwise give at least 5MiB",
+        shown="10GiB or a tenth of the free disk",
+    )
+    read_ahead_max = Option(
+        size(), 64 * MIB, "Most bytes fetched ahead of a sequential reader",
+        "enough for 1 GiB/s at 60 ms of latency; 0 turns it off", rare=True, tenants=True,
+    )
+    prefetch_shards = Option(
+        whole(), 2, "Shards fetched ahead of a reader that takes them in name order", "0 turns it off", rare=True,
+        tenants=True,
+    )
+    memory_limit = Option(
+        optional(size(MEMORY_LEAST)), None, "Most bytes of objects in memory",
+        "beyond it nothing is read ahead; at least 16MiB; eight windows of 64 MiB; see below",
+        shown="512MiB, or what fits", rare=True,
+    )
+    # fmt: on
 
     def disk_limit(self, kept: int = 0) -> int:
         """Return the bytes the cache may take on disk; 0 if the default has hardly any room.
@@ -182,12 +533,13 @@ _OTHER_URLS = {
 }
 """Where the libraries ask for credentials, and what they panic about."""
 _PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "STORAGE_", "HF_", "HUGGING_FACE_")
+_POD_IDENTITY = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
 _CREDENTIALS = {
     "s3": (
         "AWS_ACCESS_KEY_ID",
         "AWS_WEB_IDENTITY_TOKEN_FILE",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        _POD_IDENTITY,
     ),
     "gs": (
         "STORAGE_EMULATOR_HOST",
@@ -200,6 +552,7 @@ _CREDENTIALS = {
     "az": (
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
         "AZURE_STORAGE_SAS_TOKEN",
         "AZURE_STORAGE_SAS_KEY",
         "AZURE_STORAGE_TOKEN",
@@ -216,6 +569,7 @@ _SECRETS = (
     "GOOGLE_SERVICE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
     "AZURE_STORAGE_SAS_TOKEN",
     "AZURE_STORAGE_SAS_KEY",
     "AZURE_STORAGE_TOKEN",
@@ -223,8 +577,22 @@ _SECRETS = (
     "AZURE_STORAGE_CLIENT_SECRET",
 )
 _PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
-_TOKEN_FILES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AZURE_FEDERATED_TOKEN_FILE")
+_TOKEN_FILES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
 """Have the token of a workload; read again whenever credentials are asked for."""
+_IDENTITIES = (
+    "AWS_ROLE_ARN",
+    "AZURE_CLIENT_ID",
+    "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_TENANT_ID",
+    "AZURE_STORAGE_TENANT_ID",
+    "AZURE_AUTHORITY_ID",
+    "AZURE_STORAGE_AUTHORITY_ID",
+)
+"""What such a token is for."""
 _SECRET_FILES = (
     "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_SERVICE_ACCOUNT",
@@ -281,7 +649,7 @@ def checked_url(name: str, url: str) -> str:
 
 
 def place_of(store: str) -> str:
-    """Return what tells a cloud from another with the same names of buckets; empty for the usual one."""
+    """Return what distinguishes a cloud from another with the same bucket names; empty for the usual one."""
     endpoint = endpoint_of(store)
     if store == "s3" and not endpoint and has_aws_profile():  # which may name an endpoint
         return f"profile {variable('AWS_PROFILE', 'AWS_DEFAULT_PROFILE') or 'default'}"
@@ -305,8 +673,64 @@ def google_project() -> str:
     return project
 
 
+class TokenFile(msgspec.Struct):
+    """Where the token of a workload is; only a file is read, though Google's own libraries ask other places, too."""
+
+    file: str
+    format: dict[str, str] = {}
+
+
+class Federation(msgspec.Struct, tag_field="type", tag="external_account"):
+    """How Google knows a workload by the token of another issuer: a file as `gcloud iam workload-identity-pools` writes it."""
+
+    audience: str
+    token_url: str
+    credential_source: TokenFile
+    subject_token_type: str = "urn:ietf:params:oauth:token-type:jwt"
+    service_account_impersonation_url: str = ""
+    """Of the service account that the workload acts as; empty if buckets know the workload itself."""
+
+    def token(self) -> str:
+        """Return the token of the workload as it is now."""
+        text = Path(self.credential_source.file).read_text().strip()
+        field = self.credential_source.format.get("subject_token_field_name", "")
+        return str(json.loads(text)[field]) if field else text
+
+
+def google_federation() -> Federation | None:
+    """Return how Google knows this process by the token of another issuer; None if it does not.
+
+    Raises:
+        ConfigError: the file that says it is of no use.
+    """
+    path = variable("GOOGLE_APPLICATION_CREDENTIALS")
+    try:
+        text = Path(path).read_bytes() if path else b""
+    except OSError:
+        return None  # obstore says so
+    if not path or b"external_account" not in text:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=Federation)
+        for url in (found.token_url, found.service_account_impersonation_url or found.token_url):
+            checked_url("a URL in GOOGLE_APPLICATION_CREDENTIALS", url)
+        return found
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"GOOGLE_APPLICATION_CREDENTIALS {path}: of external_account only the kind with a token in a file is read: {error}"
+        ) from None
+
+
+def google_services() -> tuple[str, str]:
+    """Return the URLs of Google's services that exchange tokens, and that act as service accounts."""
+    names = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STS", "CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS"
+    usual = "https://sts.googleapis.com", "https://iamcredentials.googleapis.com"
+    sts, iam = (variable(name) or url for name, url in zip(names, usual, strict=True))
+    return sts.rstrip("/"), iam.rstrip("/")
+
+
 def azure_account() -> str:
-    """Return whose containers are meant where none is named."""
+    """Return the storage account of containers that are named without one."""
     return variable("AZURE_STORAGE_ACCOUNT_NAME")
 
 
@@ -347,7 +771,9 @@ def use_identity(variables: Mapping[str, str], token_file: str) -> None:
     if not token_file:
         set_variables(variables, ())
         return
-    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES}
+    others = {*chain.from_iterable(_CREDENTIALS.values()), *_SECRETS, *_PROFILES, *_IDENTITIES}
+    if _POD_IDENTITY in variables and (url := variable(_POD_IDENTITY)):
+        variables = {**variables, _POD_IDENTITY: url}  # the operator's own
     set_variables({**variables, **dict.fromkeys(_TOKEN_FILES, token_file)}, others)
 
 
@@ -373,199 +799,25 @@ def _remember_json(text: str) -> None:
                 remember(str(secret))
 
 
-log = logging.getLogger(__name__)
-
-_BUCKET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
-
-
-class ClusterSettings(Settings):
-    """How to reach AIStore."""
-
-    endpoint: str = Field(default="", validation_alias="AIS_ENDPOINT")
-    """URL of a proxy, for example http://localhost:8080."""
-    direct: Flag = False
-    """Read s3://, gs:// and az:// from the cloud itself, also where there is an AIStore."""
-    anonymous: Flag = False
-    """Send clouds no credentials: for public buckets."""
-    follow_links: Flag = False
-    """Follow all symbolic links in local directories, also out of them and to directories."""
-    http_headers: AbsolutePath | None = None
-    """A file with tokens and cookies for web servers, each for its host."""
-    proxy: str = ""
-    """URL of an HTTP proxy for all requests. Without it, the environment's proxies lead to all stores but
-    AIStore: they are the way out, AIStore is near, and a variable meant for the web must not cut it off."""
-    requester_pays: Flag = False
-    """Let the account of the credentials pay for requests to S3 and Google, which some buckets demand. Off,
-    since it costs money."""
-    token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
-    authn_token_file: AbsolutePath | None = Field(
-        default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"
-    )
-    """JSON {"token": "…"}; without it the file that `ais auth login` writes, when there is one."""
-    client_ca: AbsolutePath | None = Field(default=None, validation_alias="AIS_CLIENT_CA")
-    client_cert: AbsolutePath | None = Field(default=None, validation_alias="AIS_CRT")
-    client_key: AbsolutePath | None = Field(default=None, validation_alias="AIS_CRT_KEY")
-    skip_verify_crt: Flag = Field(default=False, validation_alias="AIS_SKIP_VERIFY_CRT")
-    connect_timeout: NonNegativeFloat = Field(default=3.0, validation_alias="AIS_CONNECT_TIMEOUT")
-    """Seconds to open a connection; 0 waits indefinitely. The SDK's default."""
-    read_timeout: NonNegativeFloat = Field(default=20.0, validation_alias="AIS_READ_TIMEOUT")
-    """Seconds without a byte from the server; 0 waits indefinitely. The SDK's default."""
-    io_timeout: float = Field(default=60.0, gt=0)
-    """Seconds until a request, including its retries, fails (invariant I10)."""
-    index_bucket: str = "aisfs-index"
-    """The bucket that has the published indexes of the shards of all others: beside the shards, everything
-    that reads a whole bucket would find them. Empty for beside the shards; so are those of stores without
-    AIStore, where nobody could make one bucket for all."""
-    latest: bool = False
-    """Make AIStore compare its copy of a remote or cloud object with the original when it is first
-    read. Off, since that is a request to the other cluster or the cloud, which may cost money."""
-    max_connections: int = Field(default=32, ge=1)
-    """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
-    1 GiB/s; more only queues on the targets' disks."""
-
-    bandwidth_limit: Size | None = None
-    """Most bytes of objects fetched in a second, by all readers together; 0 and None set no limit."""
-    upload_limit: Size | None = None
-    """Most bytes sent in a second, by all uploads together; 0 and None set no limit."""
-    part_size: Size = Field(default=ByteSize(256 * MIB), ge=5 * MIB)
-    """Bytes; larger objects are uploaded in parts of this size, in parallel. What a failure costs
-    to send again: two seconds at 1 Gbit/s. The clouds behind AIStore take no part below 5 MiB."""
-
-    @field_validator("bandwidth_limit", "upload_limit")
-    @classmethod
-    def _check_limit(cls, value: ByteSize | None) -> ByteSize | None:
-        # Each of max_connections requests must send something within io_timeout.
-        if value and value < MIB:
-            raise ValueError("at least 1MiB, or 0 for no limit")
-        return value
-
-    @field_validator("proxy")
-    @classmethod
-    def _check_proxy(cls, value: str) -> str:
-        value = value.strip()
-        remember_url(value)
-        if not value:
-            return value
-        url = urlsplit(value if "://" in value else f"http://{value}")
-        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
-            raise ValueError("an HTTP proxy looks like http://host:3128")
-        return url.geturl()
-
-    @field_validator("index_bucket")
-    @classmethod
-    def _check_index_bucket(cls, value: str) -> str:
-        name = value.removeprefix("ais://").rstrip("/")
-        if value and (not _BUCKET.fullmatch(name) or ".." in name):
-            raise ValueError("a bucket of AIStore, such as ais://aisfs-index; empty for none")
-        return name
-
-    @field_validator("endpoint")
-    @classmethod
-    def _check_endpoint(cls, value: str) -> str:
-        value = value.strip()
-        if not value:
-            return value
-        value = value if "//" in value else f"http://{value}"
-        remember_url(value)
-        url = urlsplit(value)
-        if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
-            raise ValueError("an endpoint looks like http://host:8080")
-        url.hostname.encode("idna"), url.port  # both raise if they are invalid
-        return f"{url.scheme}://{url.netloc}"
-
-    @classmethod
-    def load(cls, options: Mapping[str, object]) -> Self:
-        """Combine as all settings do; without an endpoint, take that of the `ais` CLI.
-
-        Its certificates are for its own cluster, so they are taken with the endpoint only.
-        """
-        made = super().load(options)
-        if made.endpoint:
-            return made
-        found = {name: value for name, value in _of_cli().items() if not getattr(made, name)}
-        return super().load({**options, **found}) if "endpoint" in found else made
-
-    @property
-    def shown_endpoint(self) -> str:
-        """The endpoint without a password that may be in it."""
-        return shown(self.endpoint)
-
-    @property
-    def without_aistore(self) -> bool:
-        """Whether the buckets of clouds are those clouds' own."""
-        return self.direct or not self.endpoint
-
-    def require_endpoint(self) -> str:
-        """Return the endpoint.
-
-        Raises:
-            NoEndpoint: nothing names the cluster.
-        """
-        if not self.endpoint:
-            raise NoEndpoint(
-                "no endpoint: give --endpoint URL, set AIS_ENDPOINT, write endpoint = … into"
-                f" {user_file()}, or configure the ais CLI"
-            )
-        return self.endpoint
-
-    @property
-    def cli_token_file(self) -> Path:
-        """Where `ais auth login` keeps the token."""
-        return cli_directory() / "auth.token"
-
-
-def cli_directory() -> Path:
-    """Return where the `ais` CLI keeps its configuration and its token."""
-    return Path(os.path.expanduser("~")) / ".config" / "ais" / "cli"
-
-
-class _Cluster(msgspec.Struct):
-    """What the `ais` CLI says of its cluster; the names are its own."""
-
-    url: str = ""
-    client_crt: str = ""
-    client_crt_key: str = ""
-    client_ca_tls: str = ""
-    skip_verify_crt: bool = False
-
-
-class _CliFile(msgspec.Struct):
-    cluster: _Cluster
-
-
-def _of_cli() -> dict[str, object]:
-    """Return what the configuration of the `ais` CLI says, by name of the setting."""
-    path = cli_directory() / "cli.json"
-    try:
-        said = msgspec.json.decode(path.read_bytes(), type=_CliFile).cluster
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.warning("%s: not used: %s", path, error)
-        return {}
-    found = {
-        "endpoint": said.url,
-        "client_cert": said.client_crt,
-        "client_key": said.client_crt_key,
-        "client_ca": said.client_ca_tls,
-        "skip_verify_crt": said.skip_verify_crt,
-    }
-    return {name: value for name, value in found.items() if value}
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-class LogSettings(Settings):
+class LogSettings(Settings, group=Group.LOGGING):
     """What is logged, where, and in which form."""
 
-    log_level: Annotated[LogLevel, BeforeValidator(_lower)] = LogLevel.INFO
-    log_file: AbsolutePath | None = None
-    """None is the system's log, or `own_log` where there is none. Opened anew when it was moved or removed, as logrotate does."""
-    log_format: LogFormat = LogFormat.TEXT
-    slow_request: NonNegativeFloat = 10.0
-    """Seconds from which a request is logged as slow, as in JuiceFS; 0 for none."""
+    # fmt: off
+    log_level = Option(
+        words(LogLevel, any_case=True), LogLevel.INFO, "Lowest level to log; debug shows each request",
+        see="CONFIGURATION.md#the-log",
+    )
+    log_file = Option(
+        optional(path("FILE")), None, "Log to this file, which logrotate may move",
+        "readable by its owner only; without it, the log is elsewhere", see="CONFIGURATION.md#the-log",
+    )
+    log_format = Option(
+        words(LogFormat), LogFormat.TEXT, "Form of each line: text, or a JSON object", rare=True
+    )
+    slow_request = Option(
+        seconds(), 10.0, "Log requests that take this many seconds; 0: none for that", "as in JuiceFS", rare=True
+    )
+    # fmt: on
 
 
 def log_directory() -> Path:
@@ -583,8 +835,8 @@ LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:(\[[^\[\]]+\]|[^:\[\]\s/]*):)?(\d{1,5})")
 
 
-def _text(value: object) -> object:
-    return str(value) if isinstance(value, int) else value  # a port, in a file
+def _text(value: object) -> str:
+    return str(value)  # a port is a number in a file
 
 
 def _address(value: str) -> str:
@@ -594,12 +846,16 @@ def _address(value: str) -> str:
     return f"{found[1] or LOOPBACK}:{int(found[2])}"
 
 
-class MonitoringSettings(Settings):
+class MonitoringSettings(Settings, group=Group.MONITORING):
     """How a mount is watched."""
 
-    metrics_addr: Annotated[str, BeforeValidator(_text), AfterValidator(_address)] | None = None
-    """Where the counters are served over HTTP, without a host on the loopback interface only. Off,
-    since they name buckets, and a port must be chosen for each mount; 0 takes a free one."""
+    # fmt: off
+    metrics_addr = Option(
+        optional(Kind(lambda value: _address(_text(value)), "HOST:PORT")), None,
+        "Serve counters for Prometheus at `/metrics`, and `/healthz`; PORT alone: for this machine only",
+        "each mount needs its own; 0: a free one", see="MONITORING.md",
+    )
+    # fmt: on
 
     @property
     def listen_on(self) -> tuple[str, int] | None:
@@ -610,71 +866,52 @@ class MonitoringSettings(Settings):
         return host.strip("[]"), int(port)
 
 
-class ViewSettings(Settings):
-    """Which shards are shown as one dataset, and how their members are laid out."""
-
-    view: View | None = None
-    """None is `members`, and a plain bucket, prefix or directory is shown as it is."""
-    key_rule: KeyRule = KeyRule.WDS
-    require: str | None = None
-    """Components a sample must have, with commas between; samples without are left out."""
-    label: str = "cls"
-    """Where the label of a sample comes from; webdataset's usual component."""
-    image: str = "jpg;jpeg;png"
-    """The component shown for each sample: the first of these that it has."""
-    classes: AbsolutePath | None = None
-    """A file of class names, one per line, the first for label 0."""
-    files_from: str | None = None
-    """A file of sources, one per line; `-` is standard input."""
-    samples_per_shard: int | None = Field(default=None, ge=1)
-    """Samples in one virtual shard; without this and `shard_size` it is 1000, or with `shuffle` as
-    many as make as many shards as there are."""
-    shard_size: Size | None = Field(default=None, ge=1)
-    """Most bytes of one virtual shard, unless a single sample is larger."""
-    shuffle: int | None = Field(default=None, ge=0)
-    """The seed by which the samples of shards are shuffled into virtual ones."""
-    join: Join | None = None
-    """Each source has some parts of the samples; None: each has samples of its own."""
-    lazy: bool = False
-    """Return before the dataset is ready; then the first listing waits. Off, since a program that
-    lists what was mounted would wait in silence."""
-    strict: bool = False
-    """Fail the mount if the view shows nothing. Off, since an empty dataset is no error of the mount."""
-    member_include: Patterns | None = None
-    """Only members are shown whose path in the shard matches one of these."""
-    member_exclude: Patterns | None = None
-    """No member is shown whose path in the shard matches one of these."""
-    include: Patterns | None = None
-    exclude: Patterns | None = None
-
-
 WRITABLE_FILE_MODE = "0644"
 WRITABLE_DIR_MODE = "0755"
 """Default permissions of a writable mount."""
 
 
-class WriteSettings(Settings):
+class WriteSettings(Settings, group=Group.WRITING):
     """How a mount is written, if it is writable."""
 
-    writable: bool = False
-    create_bucket: bool = False
-    """Make the bucket if it is missing. Off, since a name that is mistyped should fail."""
-    allow_bucket_changes: bool = False
-    """Let `mkdir` make buckets, where all of them are mounted. Off, since a cluster is shared."""
-    staging_dir: AbsolutePath = Field(
-        default_factory=lambda: Path(user_state_dir("aisfs")) / "staging"
+    # fmt: off
+    writable = Option(
+        FLAG, False, "Permit changes: files are staged, and uploaded when they are closed",
+        "off, since training only reads; not for datasets, `--include` or `--exclude`", see="15-writing",
+        tenants=True,
     )
-    """Not below the cache directory: what is here may exist nowhere else."""
-    staging_size: Size | None = None
-    """Most bytes of files being written and of those kept for `aisfs recover`; None is half of the
-    free disk."""
-    write_back: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Seconds for which a small file that was closed waits on the local disk before it is uploaded. 0
-    makes every close wait for the store: what was closed is then where others see it."""
-    rename_dir_limit: int = Field(default=1000, ge=0)
-    """Most objects of a directory that is renamed: some seconds of work. Beyond it `mv` copies."""
-    ignore_attr_changes: bool = False
-    """Accept owners, modes and times that cannot be kept, and forget them."""
+    create_bucket = Option(
+        FLAG, False, "With `--writable`: make the bucket of SOURCE if it is missing",
+        "off, since a name that is mistyped should fail", rare=True, tenants=True,
+    )
+    allow_bucket_changes = Option(
+        FLAG, False, "With `--writable` and all buckets: `mkdir` makes buckets", "`mkdir MNT/ais/NEW`; off, since a cluster is shared", rare=True,
+    )
+    staging_dir = Option(
+        path("DIR"), lambda: Path(user_state_dir("aisfs")) / "staging", "Directory of files until they are uploaded",
+        "in `aisfs/staging`; mounts of one user may share it; not a cache",
+        shown="the user's state directory", rare=True,
+    )
+    staging_size = Option(
+        optional(size()), None, "Most bytes in the staging directory",
+        "files being written and those that `aisfs recover` lists; beyond it, writes are ENOSPC",
+        shown="half of the free disk", rare=True,
+    )
+    write_back = Option(
+        seconds(finite=True), 0.0,
+        "With `--writable`: close small files once they are safe on the local disk, and upload them after S seconds; 0:"
+        " before close returns",
+        see="closing-small-files-early",
+    )
+    rename_dir_limit = Option(
+        whole(), 1000, "Most objects of a directory that can be renamed", "some seconds of work; beyond it EXDEV, and"
+        " `mv` copies", rare=True, tenants=True,
+    )
+    ignore_attr_changes = Option(
+        FLAG, False, "Accept and ignore owners, modes and times that cannot be kept", "off, since a backup should know",
+        rare=True, tenants=True,
+    )
+    # fmt: on
 
     def staging_limit(self) -> int:
         """Return the bytes the staging directory may take."""

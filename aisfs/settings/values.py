@@ -8,23 +8,14 @@ CLI and the Python SDK, so one setup serves all.
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
-from functools import cache
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import Enum, StrEnum
+from functools import cache, partial
+from math import isinf
 from pathlib import Path
-from typing import Annotated, Any, Self
-
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
-from pydantic.fields import FieldInfo
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar, overload
 
 from aisfs.errors import ConfigError
 from aisfs.redaction import remember_url
@@ -34,7 +25,19 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 _SIZE = re.compile(r"\s*(\d*\.?\d+(?:[eE]\d{1,2})?)\s*([A-Za-z]+)?\s*")
+_UNITS: dict[str, float] = {
+    f"{letter}{binary}{unit}": size * base**power
+    for power, letter in enumerate(["", *"kmgtpe"])
+    for binary, base in (("", 1000), ("i", 1024))
+    for unit, size in (("b", 1), ("bit", 1 / 8))
+    if letter or not binary
+}
 _TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
+_FALSE = frozenset({"0", "f", "false", "n", "no", "off"})
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+E = TypeVar("E", bound=Enum)
 
 
 def flag_of(value: object) -> object:
@@ -42,49 +45,274 @@ def flag_of(value: object) -> object:
     return value.strip().lower() in _TRUE if isinstance(value, str) else value
 
 
-def _absolute(value: Path) -> Path:
-    """Return a path that stays valid when the daemon changes its working directory."""
-    return value.expanduser().absolute()
-
-
-def _words(value: object) -> object:
-    """Return a single value as a list of one: `-o name=value` cannot express more."""
-    return (value,) if isinstance(value, str) else value
-
-
-def _octal(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return int(value, 8)
-    except ValueError:
-        raise ValueError("permissions are written in octal, such as 0644") from None
-
-
-def _size(value: object) -> object:
-    if isinstance(value, float) and value % 1:
-        raise ValueError(f"bytes are whole: write a unit, such as {value}GiB")
-    if not isinstance(value, str):
-        return value
-    # pydantic's own pattern has no end: 1,5GiB would be one byte. It knows 1G, but neither Kubernetes' 1Gi nor 1e9.
-    found = _SIZE.fullmatch(value)
-    unit = (found[2] or "b").lower() if found is not None else ""
-    unit += "b" if unit.endswith("i") else ""
-    if found is None or unit not in ByteSize.byte_sizes:
-        raise ValueError("a size is a number, with a unit or without: 1000, 1.5MiB, 10Gi, 50G")
-    number = found[1]
-    if found[2] is None and float(number) % 1:
-        raise ValueError(f"bytes are whole: write a unit, such as {number}GiB")
-    return f"{int(float(number)) if 'e' in number.lower() else number}{unit}"
-
-
-def parse_size(text: str) -> int:
+def parse_size(value: object) -> int:
     """Return the number of bytes of a size such as `1.5GiB`.
 
     Raises:
         ValueError: it is not a size.
     """
-    return int(TypeAdapter(Size).validate_python(text))
+    if isinstance(value, float) and value % 1:
+        raise ValueError(f"bytes are whole: write a unit, such as {value}GiB")
+    if isinstance(value, int | float) and value >= 0:
+        return int(value)
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    unit = (found[2] or "b").lower() if found is not None else ""
+    unit += "b" if unit.endswith("i") or unit in tuple("kmgtpe") else ""  # 1Gi, as in Kubernetes
+    if found is None or unit not in _UNITS:
+        raise ValueError("a size is a number, with a unit or without: 1000, 1.5MiB, 10Gi, 50G")
+    number = found[1]
+    if found[2] is None and float(number) % 1:
+        raise ValueError(f"bytes are whole: write a unit, such as {number}GiB")
+    return int((int(number) if number.isdecimal() else float(number)) * _UNITS[unit])
+
+
+def show_size(size: int) -> str:
+    """Return a size as people write it, such as 1.5GiB."""
+    power = min(max(size.bit_length() - 1, 0) // 10, 6)
+    return f"{size / 1024**power:.1f}{'KMGTPE'[power - 1]}iB" if power else f"{size}B"
+
+
+# The kinds of values --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T_co]):
+    """How the values of an option are written, read and shown."""
+
+    read: Callable[[Any], T_co]
+    """Reads a text, or a value of a TOML file.
+
+    Raises:
+        ValueError: it is no such value; the message says what is.
+    """
+    metavar: str = ""
+    """What `--help` shows for the value; empty for a flag, which has none."""
+    words: tuple[str, ...] = ()
+    """All values, if they are words."""
+    any_case: bool = False
+    repeatable: bool = False
+    show: Callable[[Any], str] = str
+    """Shows a value."""
+
+
+def _read_flag(value: object) -> bool:
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in (True, False):
+        return bool(word)
+    if word in _TRUE | _FALSE:
+        return word in _TRUE
+    raise ValueError("give yes or no")
+
+
+def _read_number(above: bool, finite: bool, value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) else None
+    except ValueError:
+        number = None
+    if number is None or not (number > 0 if above else number >= 0) or (finite and isinf(number)):
+        word = "finite number" if finite else "number"
+        raise ValueError(f"give a {word} {'above' if above else 'from'} 0")
+    return number
+
+
+def _read_whole(least: int, most: int | None, value: object) -> int:
+    try:
+        number = int(value) if isinstance(value, str | int | float) else None
+    except (ValueError, OverflowError):
+        number = None
+    if number is None or number < least or (isinstance(value, float) and value % 1):
+        raise ValueError(f"give a whole number from {least}")
+    if most is not None and number > most:
+        raise ValueError(f"give a whole number from {least} to {most}")
+    return number
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("give a text")
+    return value
+
+
+def _read_path(value: object) -> Path:
+    """Return a path that stays valid when the daemon changes its working directory."""
+    if not isinstance(value, str | Path):
+        raise ValueError("give a path")
+    return Path(value).expanduser().absolute()
+
+
+def _read_globs(value: object) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else value  # `-o name=value` cannot express more
+    if not isinstance(found, tuple | list) or not all(isinstance(glob, str) for glob in found):
+        raise ValueError("give a text or a list of texts")
+    return tuple(found)
+
+
+def _read_mode(value: object) -> int:
+    try:
+        mode = int(value, 8) if isinstance(value, str) else value
+    except ValueError:
+        mode = None
+    if not isinstance(mode, int) or not 0 <= mode <= 0o777:
+        raise ValueError("permissions are written in octal, such as 0644")
+    return mode
+
+
+def _read_word(words: type[E], value: object) -> E:
+    try:
+        return words(value)
+    except ValueError:
+        *others, last = (repr(word.value) for word in words)
+        raise ValueError(f"give {', '.join(others)} or {last}") from None
+
+
+def _read_sized(least: int, value: object) -> int:
+    size = parse_size(value)
+    if size < least:
+        raise ValueError(f"give at least {show_size(least).replace('.0', '')}")
+    return size
+
+
+FLAG = Kind(_read_flag, show=lambda on: "yes" if on else "no")
+SDK_FLAG = replace(FLAG, read=lambda value: _read_flag(flag_of(value)))
+GLOBS = Kind(_read_globs, "GLOB", repeatable=True, show=" ".join)
+MODE = Kind(_read_mode, "OCT", show="{:04o}".format)
+SECRET = Kind(str, show=lambda _: "********")
+
+
+def text(metavar: str, check: Callable[[str], str] = str) -> Kind[str]:
+    """Return the kind of texts; `check` returns one as it is meant, or raises ValueError."""
+    return Kind(lambda value: check(_read_text(value)), metavar)
+
+
+def path(metavar: str) -> Kind[Path]:
+    """Return the kind of paths."""
+    return Kind(_read_path, metavar)
+
+
+def size(least: int = 0, check: Callable[[int], int] = int) -> Kind[int]:
+    """Return the kind of sizes; `check` returns one as it is meant, or raises ValueError."""
+    return Kind(lambda value: check(_read_sized(least, value)), "SIZE", show=show_size)
+
+
+def whole(metavar: str = "N", least: int = 0, most: int | None = None) -> Kind[int]:
+    """Return the kind of whole numbers."""
+    return Kind(partial(_read_whole, least, most), metavar)
+
+
+def seconds(*, above: bool = False, finite: bool = False) -> Kind[float]:
+    """Return the kind of times from 0, or above 0."""
+    return Kind(partial(_read_number, above, finite), "S")
+
+
+def words(
+    values: type[E],
+    metavar: str = "",
+    *,
+    any_case: bool = False,
+    before: Callable[[object], object] = lambda value: value,
+) -> Kind[E]:
+    """Return the kind of the words of an enumeration; `before` returns the word that is meant."""
+
+    def read(value: object) -> E:
+        value = before(value)
+        return _read_word(values, value.lower() if any_case and isinstance(value, str) else value)
+
+    every = tuple(str(word.value) for word in values)
+    return Kind(read, metavar or f"[{'|'.join(every)}]", every, any_case)
+
+
+def optional(kind: Kind[T]) -> Kind[T | None]:
+    """Return a kind of options that may have no value."""
+    return kind
+
+
+# Options --------------------------------------------------------------------------------------------
+
+
+class Group(StrEnum):
+    """The groups in which `--help`, the manual and docs/CONFIGURATION.md list options, in this order."""
+
+    SOURCE = "Source"
+    VIEWS = "Shards and views"
+    CACHING = "Caching"
+    NETWORK = "Network"
+    PERMISSIONS = "Permissions"
+    WRITING = "Writing"
+    LOGGING = "Logging"
+    MONITORING = "Monitoring"
+    OTHER = "Other options"
+
+
+@dataclass(eq=False)
+class Option(Generic[T]):
+    """All there is to say of an option, in the settings that have it as a field."""
+
+    kind: Kind[T]
+    initial: T | Callable[[], T]
+    """The default, or a function that returns it."""
+    summary: str
+    """A sentence without its end: what it does. `--help` shows it, with the default."""
+    why: str = ""
+    """What docs/CONFIGURATION.md adds to this: limits, and why that is the default."""
+    _: KW_ONLY
+    details: str = ""
+    """What `--help` adds to it: the meaning of each word. The document may leave it to `see`."""
+    see: str = ""
+    """Where the documents say more: a place in docs/SEMANTICS.md, or a file and a place."""
+    shown: str = ""
+    """The default in words, if it depends on the machine."""
+    group: Group = Group.OTHER
+    """Where `--help` lists it, if not with the others of its settings."""
+    rare: bool = False
+    """Whether only `--help-all` shows it."""
+    tenants: bool = False
+    """Whether volumes of Kubernetes may set it."""
+    variable: str = ""
+    """What the `ais` CLI and the SDK call it in the environment, besides `AISFS_` and its name."""
+    bare: T | None = None
+    """The value that is meant where the option is typed without one."""
+    typed: bool = True
+    """Whether it can be typed; else only variables and files set it."""
+    name: str = field(init=False)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, settings: object, owner: type) -> T: ...
+    def __get__(self, settings: object, owner: type) -> Self | T:
+        # A value is in the __dict__ of the settings, which comes first.
+        if settings is not None:
+            raise AttributeError(self.name)
+        return self
+
+    @property
+    def default(self) -> T:
+        """The value of the option if it is not set."""
+        return self.initial() if callable(self.initial) else self.initial
+
+    @property
+    def parameter(self) -> str:
+        """What the command line calls it: a flag that is on can only be switched off."""
+        return f"no_{self.name}" if self.initial is True else self.name
+
+    @property
+    def shown_default(self) -> str:
+        """The default in words; empty if there is none."""
+        if self.shown or self.initial in (None, "") or isinstance(self.initial, bool):
+            return self.shown or self.variable
+        return self.kind.show(self.initial).replace(".0", "")
+
+    def text_of(self, value: T) -> str:
+        """Return a value as people write it."""
+        return "none" if value is None or value == "" else self.kind.show(value)
+
+    def set_by(self) -> str | None:
+        """Return the environment variable that is set for this option; None if none is."""
+        names = (f"{PREFIX}{self.name.upper()}", self.variable)
+        return next((name for name in names if os.environ.get(name)), None)
 
 
 def existing_directory(directory: Path, option: str) -> Path:
@@ -97,13 +325,6 @@ def existing_directory(directory: Path, option: str) -> Path:
         return next(p for p in (directory, *directory.parents) if p.exists())
     except OSError as error:
         raise ConfigError(f"--{option} {directory}: {error.strerror}") from error
-
-
-Flag = Annotated[bool, BeforeValidator(flag_of)]
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-Size = Annotated[ByteSize, BeforeValidator(_size)]
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_words)]
-FileMode = Annotated[int, BeforeValidator(_octal), Field(ge=0, le=0o777)]
 
 
 _used: ContextVar[files.Configuration] = ContextVar("configuration")
@@ -136,15 +357,8 @@ def _named_file() -> Path | None:
 
 PREFIX = "AISFS_"
 """Every option has a variable of its name with this before it; some have that of the `ais` CLI too."""
-KNOWN: dict[str, FieldInfo] = {}
-"""All settings by their names."""
-
-
-def variable_of(name: str, field: FieldInfo) -> str | None:
-    """Return the environment variable that is set for an option; None if none is."""
-    alias = field.validation_alias
-    variables = (f"{PREFIX}{name.upper()}", alias if isinstance(alias, str) else "")
-    return next((variable for variable in variables if os.environ.get(variable)), None)
+KNOWN: dict[str, Option[Any]] = {}
+"""All options by their names."""
 
 
 def variable(*names: str) -> str:
@@ -181,9 +395,8 @@ def token_exchange() -> str:
 
 def in_environment(name: str) -> bool:
     """Return whether the environment sets an option."""
-    field = KNOWN.get(name)
-    named = os.environ.get(f"{PREFIX}{name.upper()}")
-    return bool(named if field is None else variable_of(name, field))
+    option = KNOWN.get(name)
+    return bool(option.set_by() if option else os.environ.get(f"{PREFIX}{name.upper()}"))
 
 
 _BESIDE = frozenset({"CONFIG", "ALLOW_OTHER", "TOKEN_EXCHANGE"})
@@ -206,64 +419,92 @@ def check_variables() -> None:
             raise ConfigError(f"{variable}: unknown variable; did you mean {PREFIX}{near[0]}?")
 
 
-class Settings(BaseModel):
-    """Options; the alias of a field is the variable that the `ais` CLI and the SDK have for it.
+class Settings:
+    """Values of options: each class has some as its fields.
 
-    What was typed wins over the environment, and that over the configuration files. Only what was
-    typed is in `model_fields_set`, since only that can contradict something else that was typed.
+    What was typed wins over the environment, and that over the configuration files.
     """
 
-    # pydantic-settings would do this, and take longer to import than all the rest of the settings.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, validate_default=True, defer_build=True
-    )
+    options: ClassVar[dict[str, Option[Any]]] = {}
+    typed: frozenset[str]
+    """Names of the options that were typed: only these can contradict something else that was typed."""
+
+    def __init_subclass__(cls, group: Group = Group.OTHER) -> None:
+        cls.options = {name: o for name, o in vars(cls).items() if isinstance(o, Option)}
+        for option in cls.options.values():
+            option.group = group if option.group is Group.OTHER else option.group
+        KNOWN.update(cls.options)
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401
-        from_files, fields = configuration().defaults.values, type(self).model_fields
-        said = {name: from_files[name] for name in fields if name in from_files}
-        variables = {name: variable_of(name, field) for name, field in fields.items()}
-        said |= {name: os.environ[variable] for name, variable in variables.items() if variable}
-        super().__init__(**(said | given))
+        """Take these values for what was typed; the rest is as the environment and the files say.
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
-        KNOWN.update(cls.model_fields)
+        Raises:
+            ConfigError: a value is unusable; the message names it and where it is from.
+        """
+        from_files = configuration().defaults.values
+        if unknown := given.keys() - self.options.keys():
+            raise TypeError(f"no such options: {', '.join(sorted(unknown))}")
+        self.__dict__["typed"] = frozenset(given)
+        for name, option in self.options.items():
+            value = option.default
+            if name in given:
+                value = self._read(option, given[name], given)
+            elif variable := option.set_by():
+                value = self._read(option, os.environ[variable])
+            elif name in from_files:
+                value = self._read(option, from_files[name])
+            self.__dict__[name] = value
+
+    def _read(self, option: Option[T], value: object, typed: Collection[str] = ()) -> T | None:
+        if value is None:
+            return None
+        try:
+            return option.kind.read(value)
+        except ValueError as error:
+            where: str | files.Place = self.origin(option.name, typed)
+            word = option.name.replace("_", "-")
+            place = f"{where}: {word}" if isinstance(where, files.Place) else where
+            raise ConfigError(f"{place}: {error} (got {value!r})") from None
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("settings do not change")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        values = (f"{name}={o.text_of(vars(self)[name])}" for name, o in self.options.items())
+        return f"{type(self).__name__}({', '.join(values)})"
+
+    def changed(self, **values: object) -> Self:
+        """Return these settings with other values."""
+        made = object.__new__(type(self))
+        made.__dict__.update({**self.__dict__, **values})
+        return made
 
     @classmethod
     def load(cls, options: Mapping[str, object]) -> Self:
         """Combine what the user typed with the environment, the files and the defaults.
 
         Args:
-            options: Values by field name; None means the user said nothing.
+            options: Values by name; None means the user said nothing.
 
         Raises:
             ConfigError: a value is unusable, or a variable misspelled; the message names it and where
                 it is from.
         """
         check_variables()
-        given: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
-        try:
-            made = cls(**given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            alias = str(first["loc"][0])
-            fields = cls.model_fields.items()
-            name = next((n for n, f in fields if alias in (n, f.validation_alias)), alias)
-            reason = first["msg"].removeprefix("Value error, ")
-            where: str | files.Place = cls.origin(name, given)
-            option = name.replace("_", "-")
-            where = f"{where}: {option}" if isinstance(where, files.Place) else where
-            raise ConfigError(f"{where}: {reason} (got {first['input']!r})") from None
-        made.__pydantic_fields_set__.intersection_update(given)
-        return made
+        return cls(**{name: value for name, value in options.items() if value is not None})
 
     @classmethod
     def origin(cls, name: str, typed: Collection[str] = ()) -> str | files.Place:
         """Return where the value of a setting is from: an option, a variable, a line of a file."""
-        option = name.replace("_", "-")
-        if name in typed or name not in cls.model_fields:
-            return f"--{option}"
-        variable = variable_of(name, cls.model_fields[name])
+        if name in typed or name not in cls.options:
+            return f"--{name.replace('_', '-')}"
+        variable = cls.options[name].set_by()
         if variable is not None:
             return variable
         return configuration().defaults.places.get(name, "default")

@@ -60,16 +60,12 @@ def open_fsspec(bucket: Bucket, most: int, count: Count = uncounted) -> Writable
         count: Told of each call of fsspec, as a request.
 
     Raises:
-        ConfigError: the extra `fsspec`, or what fsspec needs for the scheme, is not installed.
+        ConfigError: what fsspec needs for the scheme is not installed.
     """
-    scheme = bucket.name.partition("://")[0]
-    try:
-        import fsspec
-        import fsspec.config
-    except ImportError as error:
-        raise ConfigError(
-            f"{scheme}:// needs fsspec; in a clone of aisfs: pip install '.[fsspec]'"
-        ) from error
+    import fsspec
+    import fsspec.config
+
+    scheme = bucket.store
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:

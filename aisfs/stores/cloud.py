@@ -28,7 +28,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
-from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.settings.fields import remember_secrets
 from aisfs.stores.cloud_client import (
@@ -44,18 +44,16 @@ from aisfs.stores.cloud_client import (
     version_of,
 )
 from aisfs.stores.cloud_listings import Listings, is_odd
-from aisfs.stores.cloud_uploads import Condition, Uploads
+from aisfs.stores.cloud_uploads import Uploads
 from aisfs.stores.custom import encode_custom
 from aisfs.stores.pipeline import Retrier
 from aisfs.stores.port import (
-    Announce,
     Arrived,
-    Content,
     Count,
     PlainStore,
-    Progress,
     Sink,
-    UploadAhead,
+    Upload,
+    check_expected,
     uncounted,
 )
 
@@ -247,39 +245,27 @@ class CloudStore(PlainStore):
         """Refuse: buckets are made with the cloud's own tools, which know of regions and owners."""
         raise Unsupported(f"{bucket}: make it with the cloud's own tools")
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one object whole, or not at all."""
+        bucket, key, size = upload.bucket, upload.key, upload.content.size
         _check_new(bucket, key)
-        encode_custom(custom, "")  # what no store takes is refused here, too
+        encode_custom(upload.custom, "")  # what no store takes is refused here, too
         subject, client = self._subject(bucket, key), self._writes(bucket)
         await self._check_spelling(bucket, key)
-        condition = Condition(only_new, replaces)
-        if is_odd(bucket, key) and content.size > self._settings.part_size:
+        if is_odd(bucket, key) and size > self._settings.part_size:
             raise FileTooLarge(f"{subject}: a file of such a name has at most --part-size bytes")
         async with self._limiter:
             if is_odd(bucket, key):
-                etag: str | None = await self._odd_keys.upload(bucket, key, content, condition)
+                etag: str | None = await self._odd_keys.upload(upload)
             else:
-                etag = await self._uploads.send(client, key, content, subject, progress, condition)
+                etag = await self._uploads.send(client, upload)
         # Only this is repeated: the content is there.
         info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)
-        if info.version == version and info.size != content.size:
+        if info.version == version and info.size != size:
             raise Unavailable(f"{subject}: the cloud says that it has stored it, and has not")
         if version and info.version != version:  # somebody has written it since
-            return structs.replace(info, size=content.size, version=version)
+            return structs.replace(info, size=size, version=version)
         return info
 
     async def remove(self, bucket: Bucket, key: str) -> None:
@@ -297,10 +283,15 @@ class CloudStore(PlainStore):
         """Copy an object within its bucket; the cloud does it."""
         if (bucket, key) == (to_bucket, new_key):
             raise ValueError(f"{bucket}/{key}: a copy onto itself")
+        return await self._copy(bucket, await self.head(bucket, key), to_bucket, new_key)
+
+    async def _copy(
+        self, bucket: Bucket, info: ObjectInfo, to_bucket: Bucket, new_key: str
+    ) -> ObjectInfo:
+        key = info.key
         _check_new(to_bucket, new_key)
         await self._check_spelling(to_bucket, new_key)
         subject, client = self._subject(bucket, key), self._writes(bucket)
-        info = await self.head(bucket, key)
         if bucket != to_bucket:
             await self._check_bucket(to_bucket)
             raise CrossDevice(f"{subject}: {to_bucket} is another bucket")
@@ -338,12 +329,21 @@ class CloudStore(PlainStore):
             )
         return copied
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Copy an object and delete the old one."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: a rename to itself")
-        info = await self.copy(bucket, key, bucket, new_key)
-        delete = partial(self._delete, self._writes(bucket), bucket, key)
+        source = await self.head(bucket, key)
+        check_expected(f"{bucket}/{key}", expected, source)
+        info = await self._copy(bucket, source, bucket, new_key)
+
+        async def delete() -> None:
+            # A large copy takes minutes. What somebody else wrote meanwhile stays.
+            if source.same_content(await self.head(bucket, key)):
+                await self._delete(self._writes(bucket), bucket, key)
+
         # Only this is repeated: nothing could be copied again after a removal whose answer was lost.
         with suppress(NotFound):
             await self._retrier.run(f"{bucket}/{key}", delete)

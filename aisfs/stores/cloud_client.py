@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import trio
@@ -51,6 +51,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.http.exchange import PROXY_PASSWORD, check_authorities, through_proxy
+from aisfs.http.token_exchange import exchange, impersonate
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.redaction import remember, remember_url, shown
 from aisfs.settings import ClusterSettings, fields
@@ -82,6 +83,9 @@ _SHOWN = 300
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "no bucket named", "ContainerBeingDeleted")
 _CREDENTIALS = ("credential", "token request", "metadata", "Received None from session")
 """Words of errors that asking for credentials gave, and not the cloud."""
+_OURS = {kind.__name__: kind for kind in (AccessDenied, ConfigError, ProtocolError, Unavailable)}
+_OF_OURS = re.compile(rf"credential provider:\s+({'|'.join(_OURS)}): (.+)")
+"""What asking for credentials in this process gave."""
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
 _ARCHIVED = ("InvalidObjectState", "BlobArchived", "BlobBeingRehydrated")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -128,6 +132,8 @@ def is_panic(error: BaseException) -> bool:
 def error_of(subject: str, error: Exception) -> AisfsError:
     """Return an error of obstore as one of ours."""
     text, _, debug = str(error).partition(_DEBUG)
+    if found := _OF_OURS.search(text):
+        return _OURS[found[1]](f"{subject}: {found[2]}")
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
     # The URL has the key, which may have any of the words that tell errors apart.
@@ -243,6 +249,8 @@ whole calls, so no other request is repeated here."""
 _GENERIC = re.compile(r"^Generic \w+ error: ")
 _OF_CREDENTIALS = re.compile(r"credential|key|token|SAS", re.I)
 """What obstore begins texts with that it has no kind of error for."""
+_GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+"""What a token may be for; what its owner may do, the bucket says."""
 _ONE_SEND = timedelta(hours=1)
 """Longest request; the caller's deadline is shorter, but an upload's moves on with what was sent."""
 
@@ -375,11 +383,34 @@ def _gcs(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
         config["base_url"] = endpoint
         if fields.is_gcs_emulator() and not settings.anonymous:
             config["bearer_token"] = "emulator"
+    provider: Any = None
+    if not settings.anonymous and not fields.is_gcs_emulator():
+        provider = _google_federation()
 
     def build(**more: Any) -> Client:  # noqa: ANN401
-        return GCSStore(bucket.name, config=config, **more)
+        return GCSStore(bucket.name, config=config, credential_provider=provider, **more)
 
     return build, endpoint
+
+
+def _google_federation() -> Callable[[], dict[str, Any]] | None:
+    """Return what gives credentials for the token of another issuer, which obstore itself cannot exchange."""
+    named = fields.google_federation()
+    if named is None:
+        return None
+
+    def credentials() -> dict[str, Any]:
+        form = {
+            "audience": named.audience,
+            "scope": _GOOGLE_SCOPE,
+            "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
+        }
+        found = exchange(named.token(), named.token_url, named.subject_token_type, form)
+        if url := named.service_account_impersonation_url:
+            found = impersonate(found.text, url, _GOOGLE_SCOPE)
+        return {"token": found.text, "expires_at": datetime.fromtimestamp(found.ends, UTC)}
+
+    return credentials
 
 
 def _azure(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:

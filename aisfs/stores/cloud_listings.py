@@ -52,8 +52,8 @@ from aisfs.stores.cloud_client import (
     settled,
     version_of,
 )
-from aisfs.stores.cloud_uploads import MADE_BY, Condition
-from aisfs.stores.port import Content, Count, check_condition
+from aisfs.stores.cloud_uploads import MADE_BY
+from aisfs.stores.port import Count, Upload
 
 TOKEN = "boto3 "
 """How the tokens of these listings begin."""
@@ -126,27 +126,27 @@ class OddKeys:
             raise Unavailable(f"{bucket}/{key}: another range came than was asked for")
         return data
 
-    async def upload(self, bucket: Bucket, key: str, content: Content, condition: Condition) -> str:
-        """Write an object with one request, and return its ETag; see `WritableStore.upload`."""
-        subject, ours = f"{bucket}/{key}", {MADE_BY: condition.only_new}
+    async def upload(self, upload: Upload) -> str:
+        """Write an object with one request, and return its ETag; see `Upload`."""
+        bucket, key, ours = upload.bucket, upload.key, {MADE_BY: upload.only_new}
         words: dict[str, object] = {}
-        if condition.only_new:
+        if upload.only_new:
             words = {"Metadata": ours, "IfNoneMatch": "*"}
-        elif condition.replaces is not None:
-            words = {"IfMatch": f'"{condition.replaces.version}"'}
-        body = bytearray(content.size)
-        await trio.to_thread.run_sync(content.read_into, 0, memoryview(body))
+        elif upload.replaces is not None:
+            words = {"IfMatch": f'"{upload.replaces.version}"'}
+        body = bytearray(upload.content.size)
+        await trio.to_thread.run_sync(upload.content.read_into, 0, memoryview(body))
         self._count("put", 1)
         try:
             put = await self._call(bucket, key, "put_object", Key=key, Body=bytes(body), **words)
         except Stale:
             there, metadata = await self._head(bucket, key)
-            if condition.only_new and metadata == ours:
+            if upload.only_new and metadata == ours:
                 return there.version  # of a try before this one, whose answer was lost
-            if condition.replaces and there.version == md5(body, usedforsecurity=False).hexdigest():
+            if upload.replaces and there.version == md5(body, usedforsecurity=False).hexdigest():
                 return there.version
-            check_condition(subject, condition.only_new, condition.replaces, there)
-            raise Unavailable(f"{subject}: another client writes it, too") from None
+            upload.check(there)
+            raise Unavailable(f"{upload}: another client writes it, too") from None
         return version_of(put.get("ETag"))
 
     async def copy(self, bucket: Bucket, key: str, new_key: str) -> None:

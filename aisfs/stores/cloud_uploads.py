@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import obstore
 import trio
@@ -14,7 +14,7 @@ from aisfs.errors import AisfsError, AlreadyExists, NotFound, Stale, Unavailable
 from aisfs.model import ObjectInfo
 from aisfs.settings import ClusterSettings
 from aisfs.stores.cloud_client import Client, Futures, cloud_errors, described, settled
-from aisfs.stores.port import Content, Count, Progress, check_condition
+from aisfs.stores.port import Content, Count, Upload
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +36,6 @@ MADE_BY = "aisfsupload"
 """Metadata of an object that was to be a new one: `only_new`. Azure takes no hyphen in such a name."""
 
 
-class Condition(NamedTuple):
-    """On which an object is written; see `WritableStore.upload`."""
-
-    only_new: str = ""
-    replaces: ObjectInfo | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.only_new) or self.replaces is not None
-
-
 _Version = dict[str, str]
 """What is to be replaced, as obstore takes it: `e_tag` and `version`, where the cloud has them."""
 
@@ -65,38 +55,34 @@ class Uploads:
         self._is_conditional = True
         """Whether the cloud is not known to lack `If-None-Match: *`."""
 
-    async def send(
-        self,
-        client: Client,
-        key: str,
-        content: Content,
-        subject: str,
-        progress: Progress | None,
-        condition: Condition,
-    ) -> str | None:
-        """Write an object, and return its ETag; for the condition see `WritableStore.upload`.
+    async def send(self, client: Client, upload: Upload) -> str | None:
+        """Write an object, and return its ETag; see `Upload`.
 
         obstore completes no upload in parts on a condition. So for large contents, and in a cloud that
         has no conditions, it is only looked whether somebody has changed the object meanwhile.
         """
-        marks = {MADE_BY: condition.only_new} if condition.only_new else {}
-        upload = _Upload(client, key, content, subject, progress, marks)
-        look = partial(self._look, upload, condition) if condition else None
-        if content.size > self._part_size:
-            return await self._in_parts(upload, look)
-        whole = partial(self._whole, upload)
+        sending = _Sending(client, upload)
+        look = partial(self._look, sending) if upload.is_conditional else None
+        if upload.content.size > self._part_size:
+            return await self._in_parts(sending, look)
+        whole = partial(self._whole, sending)
         if look is None:
             return await whole()
-        mode = await look() if condition.replaces is not None else "create"
+        mode = await look() if upload.replaces is not None else "create"
         if not self._is_conditional:
             await look()
             return await whole()
         try:
             return await whole(mode=mode)
         except (AlreadyExists, Stale):
-            if await look() == "create":  # what S3 says of two writers at once, too
-                raise Unavailable(f"{subject}: somebody else writes it, too") from None
-            return await whole()
+            # What S3 says of two writers at once, too: then it is as it was, or not there, for a moment more.
+            mode = await look()
+            try:
+                if mode != "create":
+                    return await whole(mode=mode)
+            except (AlreadyExists, Stale):
+                pass
+            raise Unavailable(f"{upload}: somebody else writes it, too") from None
         except Unsupported as error:
             await look()
             etag = await whole()
@@ -104,66 +90,69 @@ class Uploads:
             self._is_conditional = False
             return etag
 
-    async def _look(self, upload: "_Upload", condition: Condition) -> str | _Version:
+    async def _look(self, sending: "_Sending") -> str | _Version:
         """Return the mode in which what is there now may be replaced.
 
         Raises:
             AlreadyExists, Stale: it may not; it is not of an earlier try, whose answer was lost.
         """
         self._count("head", 1)
-        call = partial(obstore.get_async, upload.client, upload.key, options={"head": True})
+        upload = sending.upload
+        call = partial(obstore.get_async, sending.client, upload.key, options={"head": True})
         try:
-            with cloud_errors(upload.subject):
+            with cloud_errors(str(upload)):
                 found = await self._futures.wait(call)
         except NotFound:
-            check_condition(upload.subject, "", condition.replaces, None)
+            upload.check(None)
             return "create"
         there = described(found.meta)
-        if condition.replaces is None:
-            if found.attributes.get(MADE_BY) != condition.only_new:
-                check_condition(upload.subject, condition.only_new, None, there)
-        elif not there.same_content(condition.replaces) and not await self._has(upload, there):
-            check_condition(upload.subject, "", condition.replaces, there)
+        if upload.replaces is None:
+            own = found.attributes.get(MADE_BY) == upload.only_new
+        else:
+            own = not there.same_content(upload.replaces) and await self._has(sending, there)
+        if not own:
+            upload.check(there)
         return {name: text for name in ("e_tag", "version") if (text := found.meta[name])}
 
-    async def _has(self, upload: "_Upload", there: ObjectInfo) -> bool:
+    async def _has(self, sending: "_Sending", there: ObjectInfo) -> bool:
         """Return whether an object has the bytes of an upload already."""
+        upload = sending.upload
         content = upload.content
         if there.size != content.size or content.size > self._part_size:
             return False
         self._count("get", 1)
-        call = partial(obstore.get_async, upload.client, upload.key)
-        with cloud_errors(upload.subject):
+        call = partial(obstore.get_async, sending.client, upload.key)
+        with cloud_errors(str(upload)):
             result = await self._futures.wait(call)
             data = await self._futures.wait(result.bytes_async)
         wanted = await trio.to_thread.run_sync(_read, content, 0, content.size)
         return memoryview(data) == wanted
 
-    async def _whole(self, upload: "_Upload", mode: str | _Version = "overwrite") -> str | None:
-        content = upload.content
+    async def _whole(self, sending: "_Sending", mode: str | _Version = "overwrite") -> str | None:
+        content = sending.upload.content
         data = await trio.to_thread.run_sync(_read, content, 0, content.size)
         self._count("put", 1)
-        upload.begin(content.size)
-        return await self._put(upload, lambda _: data, use_multipart=False, mode=mode)
+        sending.begin(content.size)
+        return await self._put(sending, lambda _: data, use_multipart=False, mode=mode)
 
     async def _in_parts(
-        self, upload: "_Upload", at_end: Callable[[], Awaitable[object]] | None
+        self, sending: "_Sending", at_end: Callable[[], Awaitable[object]] | None
     ) -> str | None:
-        total = upload.content.size
+        total = sending.upload.content.size
         size = max(min(self._part_size, _PART_USUAL), PART_LEAST, -(-total // _PARTS_MOST))
         self._count("put", 2 + -(-total // size))
-        upload.begin(0)
+        sending.begin(0)
 
         def body(nursery: trio.Nursery) -> _Parts:
-            return _Parts(upload, size, self._futures.loop, nursery, at_end)
+            return _Parts(sending, size, self._futures.loop, nursery, at_end)
 
         return await self._put(
-            upload, body, use_multipart=True, chunk_size=size, max_concurrency=_AT_ONCE
+            sending, body, use_multipart=True, chunk_size=size, max_concurrency=_AT_ONCE
         )
 
     async def _put(
         self,
-        upload: "_Upload",
+        sending: "_Sending",
         body: Callable[[trio.Nursery], "bytearray | _Parts"],
         **options: object,
     ) -> str | None:
@@ -173,12 +162,12 @@ class Uploads:
         async with trio.open_nursery() as nursery:
             sent = body(nursery)
             parts = sent if isinstance(sent, _Parts) else None
-            call = partial(obstore.put_async, upload.client, upload.key, sent)
-            call = partial(call, attributes=upload.marks, **options)
+            call = partial(obstore.put_async, sending.client, sending.upload.key, sent)
+            call = partial(call, attributes=sending.marks, **options)
             with trio.move_on_after(self._silence) as scope:
-                nursery.start_soon(self._watch, upload, scope)
+                nursery.start_soon(self._watch, sending, scope)
                 try:
-                    with cloud_errors(upload.subject):
+                    with cloud_errors(str(sending.upload)):
                         future = self._futures.begin(call)
                         await _settled_or_aborted(future, parts)
                         etag = future.result()["e_tag"]
@@ -188,34 +177,34 @@ class Uploads:
         if parts is not None and parts.failure is not None:
             failed = parts.failure
         elif scope.cancelled_caught:
-            failed = Unavailable(f"{upload.subject}: the cloud is silent")
+            failed = Unavailable(f"{sending.upload}: the cloud is silent")
         if failed is not None:
             raise failed
-        await upload.tell(upload.content.size)
+        await sending.tell(sending.upload.content.size)
         return etag
 
-    async def _watch(self, upload: "_Upload", scope: trio.CancelScope) -> None:
+    async def _watch(self, sending: "_Sending", scope: trio.CancelScope) -> None:
         """Let an upload go on for as long as the cloud answers others, and a slow line needs."""
         confirmed = 0
         while True:
             await trio.sleep(self._silence / _LOOKS)
-            slowly, answered = upload.sent_slowly(), False
-            if slowly is not None and upload.confirmed == confirmed:
+            slowly, answered = sending.sent_slowly(), False
+            if slowly is not None and sending.confirmed == confirmed:
                 with trio.move_on_after(self._silence / _LOOKS):  # its line may be full, or dead
-                    answered = await self._answers(upload)
-            if upload.confirmed > confirmed:
-                confirmed = upload.confirmed
+                    answered = await self._answers(sending)
+            if sending.confirmed > confirmed:
+                confirmed = sending.confirmed
             elif slowly is not None and answered:
-                await upload.tell(slowly)
+                await sending.tell(slowly)
             else:
                 continue
             scope.deadline = trio.current_time() + self._silence
 
-    async def _answers(self, upload: "_Upload") -> bool:
+    async def _answers(self, sending: "_Sending") -> bool:
         self._count("head", 1)
         try:
-            with cloud_errors(upload.subject):
-                await self._futures.wait(obstore.head_async, upload.client, upload.key)
+            with cloud_errors(str(sending.upload)):
+                await self._futures.wait(obstore.head_async, sending.client, sending.upload.key)
         except AisfsError as error:
             return not error.transient
         return True
@@ -235,21 +224,22 @@ async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts | No
 
 
 @dataclass
-class _Upload:
+class _Sending:
     """One try of an upload, and what is known of how far it is."""
 
     client: Client
-    key: str
-    content: Content
-    subject: str
-    progress: Progress | None
-    marks: dict[str, str]
+    upload: Upload
     handed: int = 0
     """Bytes that obstore was given."""
     confirmed: int = 0
     """Bytes that the cloud is known to have."""
     _since: float = 0.0
     """When the cloud last confirmed any."""
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """Metadata by which a later try knows this one."""
+        return {MADE_BY: self.upload.only_new} if self.upload.only_new else {}
 
     def begin(self, handed: int) -> None:
         """Start to count."""
@@ -267,8 +257,7 @@ class _Upload:
 
     async def tell(self, sent: int) -> None:
         """Tell how much was sent."""
-        if self.progress is not None:
-            await trio.to_thread.run_sync(self.progress, sent)
+        await trio.to_thread.run_sync(self.upload.progress, sent)
 
 
 class _Parts:
@@ -276,14 +265,14 @@ class _Parts:
 
     def __init__(
         self,
-        upload: _Upload,
+        sending: _Sending,
         size: int,
         loop: asyncio.AbstractEventLoop,
         nursery: trio.Nursery,
         at_end: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self._upload = upload
-        self._content = upload.content
+        self._sending = sending
+        self._content = sending.upload.content
         self._size = size
         self._loop = loop
         self._nursery = nursery
@@ -311,7 +300,7 @@ class _Parts:
         self._asked = future
         if self._stopped:
             future.set_exception(_Stopped())
-        elif self._upload.handed >= self._content.size:
+        elif self._sending.handed >= self._content.size:
             self._nursery.start_soon(self._end, future)
         else:
             self._nursery.start_soon(self._fill, future)
@@ -328,15 +317,15 @@ class _Parts:
             future.set_exception(over)
 
     async def _fill(self, future: "asyncio.Future[Any]") -> None:
-        start = self._upload.handed
+        start = self._sending.handed
         size = min(self._size, self._content.size - start)
-        self._upload.handed += size
+        self._sending.handed += size
         # What is under way besides this part was not all received yet.
         sent = max(0, start - (_AT_ONCE - 1) * self._size)
-        self._upload.confirm(sent)
+        self._sending.confirm(sent)
         try:
             data = await trio.to_thread.run_sync(_read, self._content, start, size)
-            await self._upload.tell(sent)
+            await self._sending.tell(sent)
         except Exception as error:  # noqa: BLE001 - comes out of `send`
             self.failure = error
             if not future.done():

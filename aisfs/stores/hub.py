@@ -21,7 +21,6 @@ from aisfs.errors import (
     AccessDenied,
     AisfsError,
     BucketNotFound,
-    ConfigError,
     InvalidName,
     NotFound,
     ProtocolError,
@@ -59,17 +58,13 @@ def open_hub(
     """Return the store of these repositories.
 
     Raises:
-        ConfigError: the extra `hf` is not installed, or a file that the settings name is unusable.
+        ConfigError: a file that the settings name is unusable.
     """
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-        import huggingface_hub.hf_api
-    except ImportError as error:
-        raise ConfigError(
-            "hf:// needs huggingface_hub; in a clone of aisfs: pip install '.[hf]'"
-        ) from error
+    import huggingface_hub
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+    import huggingface_hub.hf_api
+
     return HubStore(huggingface_hub, settings, buckets, count)
 
 

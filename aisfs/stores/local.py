@@ -56,19 +56,17 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
-from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.openat2 import open_beneath
 from aisfs.stores.custom import decode_tagged, encode_custom, stamp_of
 from aisfs.stores.port import (
-    Announce,
     Arrived,
     Content,
     FileContent,
     PlainStore,
     Progress,
     Sink,
-    UploadAhead,
-    check_condition,
+    Upload,
 )
 from aisfs.stores.posix_metadata import LINK, mode_of, mtime_of
 from aisfs.system.locks import Rank, ranked_lock
@@ -135,13 +133,19 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What opening a directory gives that was removed or replaced meanwhile."""
 
 
-def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_result:
+def publish(
+    root: bytes,
+    key: bytes,
+    write: Callable[[int], None],
+    check: Callable[[], None] = lambda: None,
+) -> os.stat_result:
     """Put a new file in place of whatever file is there.
 
     Args:
         root: The directory that stays, however empty it gets.
         key: Path of the file, relative to `root`.
         write: Writes the content to a descriptor; what it raises comes out.
+        check: Raises if what is there must stay. Called last of all, since the disk may take its time.
     """
     folder, name = os.path.split(key)
     fresh = UNFINISHED + uuid.uuid4().hex.encode()
@@ -163,6 +167,7 @@ def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_re
                 os.fchmod(descriptor, stat.S_IMODE(mode))
             write(descriptor)
             os.fsync(descriptor)
+            check()
             os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
             result = os.fstat(descriptor)
         except BaseException:
@@ -739,28 +744,18 @@ class LocalStore(PlainStore):
             raise AlreadyExists(f"{bucket}: the directory exists")
         raise Unsupported(f"{bucket}: a local directory is one bucket and has no others")
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one file whole, or not at all."""
-        encode_custom(custom, "")
+        bucket, key = upload.bucket, upload.key
+        encode_custom(upload.custom, "")
 
-        def write(descriptor: int) -> None:
-            write_content(descriptor, content, progress)
-            if only_new or replaces is not None:
-                check_condition(f"{bucket}/{key}", only_new, replaces, self._there(bucket, key))
+        write = partial(write_content, content=upload.content, progress=upload.progress)
 
-        return await self._run(partial(self._publish, bucket, key, write, custom))
+        def check() -> None:
+            if upload.is_conditional:
+                upload.check(self._there(bucket, key))
+
+        return await self._run(partial(self._publish, bucket, key, write, upload.custom, check))
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one file."""
@@ -785,13 +780,17 @@ class LocalStore(PlainStore):
 
         return await self._run(work)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename a file."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
 
         def work() -> ObjectInfo:
             with self._paths.open(bucket, key) as descriptor:
+                if expected is not None:
+                    _check_version(descriptor, bucket, expected)
                 self._paths.check_new(bucket, new_key)
                 with writing_errors(f"{bucket}/{new_key}"):
                     move(self._paths.root, raw_key(bucket, key), raw_key(bucket, new_key))
@@ -808,8 +807,8 @@ class LocalStore(PlainStore):
         def work() -> ObjectInfo:
             subject = f"{bucket}/{expected.key}"
             with self._paths.open(bucket, expected.key) as descriptor, os_errors(subject):
-                if expected.same_content(_described(expected.key, descriptor)):
-                    change(descriptor, subject, custom)
+                _check_version(descriptor, bucket, expected)
+                change(descriptor, subject, custom)
                 return _described(expected.key, descriptor)
 
         return await self._run(work)
@@ -829,7 +828,12 @@ class LocalStore(PlainStore):
     # In worker threads ------------------------------------------------------------------------
 
     def _publish(
-        self, bucket: Bucket, key: str, write: Callable[[int], None], custom: Mapping[str, str]
+        self,
+        bucket: Bucket,
+        key: str,
+        write: Callable[[int], None],
+        custom: Mapping[str, str],
+        check: Callable[[], None] = lambda: None,
     ) -> ObjectInfo:
         self._paths.check_new(bucket, key)
         subject = f"{bucket}/{key}"
@@ -843,7 +847,7 @@ class LocalStore(PlainStore):
             info = _described(key, descriptor)
 
         with writing_errors(subject):
-            publish(self._paths.root, raw_key(bucket, key), write_all)
+            publish(self._paths.root, raw_key(bucket, key), write_all, check)
         return info
 
     def _list(self, bucket: Bucket, prefix: str) -> Page:

@@ -16,17 +16,14 @@ from msgspec import structs
 
 from aisfs.core.names.listing import check_new_bucket, check_new_key
 from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsupported
-from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.stores.custom import encode_custom
 from aisfs.stores.port import (
-    Announce,
     Arrived,
-    Content,
     PlainStore,
-    Progress,
     Sink,
-    UploadAhead,
-    check_condition,
+    Upload,
+    check_expected,
 )
 
 T = TypeVar("T")
@@ -247,29 +244,18 @@ class MemoryStore(PlainStore):
             raise AlreadyExists(f"{bucket}: the bucket exists")
         self.add_bucket(bucket)
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one object whole, or not at all."""
+        bucket, key = upload.bucket, upload.key
         check_new_key(bucket, key)
-        encode_custom(custom, "")
+        encode_custom(upload.custom, "")
         await self._enter("upload", bucket, key)
         self._contents(bucket)
-        data = await self._in_thread(lambda: _bytes_of(content, self.piece_size, progress))
+        data = await self._in_thread(lambda: _bytes_of(upload, self.piece_size))
         there = self._buckets[bucket].objects.get(key)
-        check_condition(f"{bucket}/{key}", only_new, replaces, there and there[0])
+        upload.check(there and there[0])
         self.bytes_written += len(data)
-        return self._write(bucket, key, data, custom)
+        return self._write(bucket, key, data, upload.custom)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""
@@ -287,13 +273,16 @@ class MemoryStore(PlainStore):
         self._contents(to_bucket)
         return self._write(to_bucket, new_key, data, info.custom)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename an object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         check_new_key(bucket, new_key)
         await self._enter("rename", bucket, key)
         info, data = self._object(bucket, key)
+        check_expected(f"{bucket}/{key}", expected, info)
         self.delete(bucket, key)
         return self._write(bucket, new_key, data, info.custom)
 
@@ -304,8 +293,7 @@ class MemoryStore(PlainStore):
         encode_custom(custom, "")
         await self._enter("set_custom", bucket, expected.key)
         info, data = self._object(bucket, expected.key)
-        if not expected.same_content(info):
-            return info
+        check_expected(f"{bucket}/{expected.key}", expected, info)
         info = structs.replace(info, custom=dict(custom))
         self._buckets[bucket].objects[expected.key] = (info, data)
         return info
@@ -349,13 +337,12 @@ class MemoryStore(PlainStore):
         return data
 
 
-def _bytes_of(content: Content, piece_size: int, progress: Progress | None) -> bytes:
-    data = bytearray(content.size)
+def _bytes_of(upload: Upload, piece_size: int) -> bytes:
+    data = bytearray(upload.content.size)
     for start in range(0, len(data), piece_size):
         piece = memoryview(data)[start : start + piece_size]
-        content.read_into(start, piece)
-        if progress:
-            progress(start + len(piece))
+        upload.content.read_into(start, piece)
+        upload.progress(start + len(piece))
     return bytes(data)
 
 

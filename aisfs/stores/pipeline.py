@@ -11,14 +11,16 @@ rightly take a server longer than any deadline: an attempt under way ends by its
 further attempt begins after it. Metrics count a call once, with all
 its attempts.
 
-Several requests, or pieces of a command's work, at once; all have to succeed.
-
-Attempts that are repeated until one succeeds, fails for good, or a deadline has passed.
-
-Streams whose bytes reach a sink once, however often they begin again.
+`Retrier` is the one way to try again. A store has one of its own for a step of a call that is too long to
+be repeated whole: a part of an upload, the HEAD after one, the files that an index names. What it cannot carry:
+the parts that obstore sends, which only obstore can send again; a directory of the local disk that somebody
+removes at the same moment, which is no failure of a store; and files that were closed and wait, which are
+sent again long after the deadline of a call.
 
 Where a store has ranges, a stream that broke goes on with these. Where it sends objects only whole, it
-begins again, and what was taken before is passed over.
+begins again, and what was taken before is passed over. Each byte reaches the sink once.
+
+`all_of` runs several requests, or pieces of a command's work, at once.
 
 Must not know: what an error means beyond `error.transient`.
 """
@@ -34,10 +36,10 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -55,15 +57,14 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.metrics import Metrics
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.port import (
     PIECE,
-    Announce,
     Arrived,
     Content,
     ObjectStore,
-    Progress,
     Sink,
+    Upload,
     UploadAhead,
     WritableStore,
 )
@@ -297,6 +298,26 @@ def _subject(args: tuple[object, ...]) -> str:
     return f"{args[0]}/{key}" if isinstance(key, str) else f"objects of {args[0]}"
 
 
+def _done_before(
+    attempt: Callable[[], Awaitable[None]], done: type[AisfsError]
+) -> Callable[[], Awaitable[None]]:
+    """Take `done` for success, but of the first try: one before may have done it and lost the answer."""
+    tries = 0
+
+    async def again() -> None:
+        nonlocal tries
+        tries += 1
+        try:
+            await attempt()
+        except BucketNotFound:
+            raise
+        except done:
+            if tries == 1:
+                raise
+
+    return again
+
+
 def _reading(bucket: Bucket, info: ObjectInfo) -> tuple[str, str]:
     """Return the question that every way of reading an object asks."""
     return "read_range", f"{bucket}/{info.key}"
@@ -440,54 +461,33 @@ class CallPipeline:
             self._downloads.give_back(size)
             raise
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """See `WritableStore`; its deadline is postponed while new bytes go out."""
+        ahead, size = upload.ahead, upload.content.size
         assert ahead is None or isinstance(ahead, _CountedUpload), "made by `begin_upload`"
         before, inner = (0, None) if ahead is None else (ahead.sent, ahead.inner)
         token = trio.lowlevel.current_trio_token()
-        movement = ProgressDeadline(content.size / _BYTES_A_SECOND)
-        gauges = _Gauges(self._metrics, bucket, key) if content.size > _WORTH_SHOWING else None
+        movement = ProgressDeadline(size / _BYTES_A_SECOND)
+        gauges = None
+        if size > _WORTH_SHOWING:
+            gauges = _Gauges(self._metrics, upload.bucket, upload.key)
 
         def told(done: int) -> None:
-            if content.size > PIECE:  # else nothing moves before it is done
+            if size > PIECE:  # else nothing moves before it is done
                 token.run_sync_soon(movement.told, done)
             if gauges is not None:
-                gauges.set(min(before + done, content.size), content.size)
-            if progress is not None:
-                progress(done)
+                gauges.set(min(before + done, size), size)
+            upload.progress(done)
 
-        attempt = partial(
-            self._inner.upload,
-            bucket,
-            key,
-            content,
-            custom=custom,
-            progress=told,
-            ahead=inner,
-            announce=announce,
-            only_new=only_new,
-            replaces=replaces,
-        )
+        attempt = partial(self._inner.upload, replace(upload, progress=told, ahead=inner))
         try:
             told(0)
-            with self._timed("upload", f"{bucket}/{key}"):
-                info = await self._retrier.run(f"{bucket}/{key}", attempt, movement=movement)
+            with self._timed("upload", str(upload)):
+                info = await self._retrier.run(str(upload), attempt, movement=movement)
         finally:
             if gauges is not None:
                 gauges.forget()
-        self._metrics.bytes_sent.inc(content.size)
+        self._metrics.bytes_sent.inc(size)
         return info
 
     @property
@@ -502,37 +502,13 @@ class CallPipeline:
 
     async def create_bucket(self, bucket: Bucket) -> None:
         """See `WritableStore`."""
-        tries = 0
-
-        async def attempt() -> None:
-            nonlocal tries
-            tries += 1
-            try:
-                await self._inner.create_bucket(bucket)
-            except AlreadyExists:
-                # A try before this one may have done it and lost the answer.
-                if tries == 1:
-                    raise
-
+        attempt = _done_before(partial(self._inner.create_bucket, bucket), AlreadyExists)
         with self._timed("create_bucket", str(bucket)):
             await self._retrier.run(str(bucket), attempt)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """See `WritableStore`."""
-        tries = 0
-
-        async def attempt() -> None:
-            nonlocal tries
-            tries += 1
-            try:
-                await self._inner.remove(bucket, key)
-            except BucketNotFound:
-                raise
-            except NotFound:
-                # A try before this one may have done it and lost the answer.
-                if tries == 1:
-                    raise
-
+        attempt = _done_before(partial(self._inner.remove, bucket, key), NotFound)
         with self._timed("remove", f"{bucket}/{key}"):
             await self._retrier.run(f"{bucket}/{key}", attempt)
 
@@ -656,44 +632,24 @@ _AT_ONCE = 8
 
 
 async def all_of(jobs: Iterable[Callable[[], Awaitable[None]]], at_once: int = _AT_ONCE) -> None:
-    """Run jobs, some at once; the first error ends the others and is raised alone, not in a group."""
-    limiter = trio.CapacityLimiter(at_once)
+    """Run jobs, some at once; the first error ends the others and is raised alone, not in a group.
+
+    The next job is taken from `jobs` when one has ended: there is no task for each.
+    """
+    left = iter(jobs)
     failed: list[AisfsError] = []
 
-    async def run(job: Callable[[], Awaitable[None]]) -> None:
-        async with limiter:
+    async def work(job: Callable[[], Awaitable[None]] | None) -> None:
+        while job is not None and not failed:
             try:
                 await job()
             except AisfsError as error:
                 failed.append(error)
                 nursery.cancel_scope.cancel()
+            job = next(left, None)
 
     async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(run, job)
-    if failed:
-        raise failed[0]
-
-
-async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Run all works, `jobs` at a time; the first that fails cancels the others.
-
-    Raises:
-        AisfsError: what that one raised.
-    """
-    failed: list[AisfsError] = []
-    left = iter(works)
-
-    async def worker(scope: trio.CancelScope) -> None:
-        for work in left:
-            try:
-                await work()
-            except AisfsError as error:
-                failed.append(error)
-                scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(jobs, len(works))):
-            nursery.start_soon(worker, nursery.cancel_scope)
+        for first in itertools.islice(left, at_once):
+            nursery.start_soon(work, first)
     if failed:
         raise failed[0]

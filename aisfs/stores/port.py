@@ -11,7 +11,7 @@ request, and stores that can only be read.
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aisfs.core.checksums import hasher_of
@@ -251,6 +251,50 @@ class UploadAhead(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An object to be written."""
+
+    bucket: Bucket
+    key: str
+    content: Content
+    """Large ones are read in several places at once."""
+    custom: Mapping[str, str] = field(default_factory=lambda: NO_CUSTOM)
+    """Replaces what was there. A store that keeps no custom metadata writes the object without."""
+    progress: Progress = lambda done: None
+    ahead: UploadAhead | None = None
+    """What `begin_upload` gave for this object, no part of which is under way. It is over after the
+    upload, which need not make use of it."""
+    announce: Announce = lambda name: None
+    """Not called where nothing can be left behind."""
+    only_new: str = ""
+    """Write only if there is no such object but one that an upload with this same text, which no other
+    writer has, put there: a try whose answer was lost. Empty to overwrite."""
+    replaces: ObjectInfo | None = None
+    """Write only if the object is still this version, or what an upload before this one sent, whose
+    answer was lost."""
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}"
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it depends on what is there."""
+        return bool(self.only_new) or self.replaces is not None
+
+    def check(self, there: ObjectInfo | None) -> None:
+        """Make sure that what is there may be replaced.
+
+        Raises:
+            AlreadyExists, Stale: it may not.
+        """
+        if self.only_new and there is not None:
+            raise AlreadyExists(f"{self}: another client has made it meanwhile")
+        if self.replaces is not None and (there is None or not there.same_content(self.replaces)):
+            what = "removed" if there is None else "changed"
+            raise Stale(f"{self}: another client has {what} it meanwhile")
+
+
 class WritableStore(ObjectStore, Protocol):
     """Buckets of objects, to be read and written.
 
@@ -279,35 +323,8 @@ class WritableStore(ObjectStore, Protocol):
         """
         ...
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one object whole, or not at all, and describe it.
-
-        Args:
-            bucket: The bucket.
-            key: Name of the object.
-            content: Its bytes; large ones are read in several places at once.
-            custom: Its custom metadata; replaces what was there. A store that keeps none
-                writes the object without.
-            progress: See `Progress`.
-            ahead: What `begin_upload` gave for this object, no part of which is under way. It
-                is over after this call, which need not make use of it.
-            announce: See `Announce`; not called where nothing can be left behind.
-            only_new: Write only if there is no such object but one that a call with this same text,
-                which no other writer has, put there: a try whose answer was lost. Empty to overwrite.
-            replaces: Write only if the object is still this version, or what a call before this one sent,
-                whose answer was lost.
 
         Where a store has no conditional writes, it looks right before it writes; what another client writes
         between the two is overwritten.
@@ -356,13 +373,16 @@ class WritableStore(ObjectStore, Protocol):
         """
         ...
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Rename an object within its bucket; it keeps its custom metadata.
 
         Not atomic everywhere: both names may be there for a while, and after a failure, but
-        never none of them.
+        never none of them. With `expected` it is renamed only if it is that version.
 
         Raises:
+            Stale: it is another version by now.
             NotFound: no such object.
             ValueError: both names are the same: the caller's bug.
         """
@@ -373,9 +393,8 @@ class WritableStore(ObjectStore, Protocol):
     ) -> ObjectInfo:
         """Replace the custom metadata of the content `expected` and describe the object.
 
-        When the object has other bytes by now, the call may succeed without any effect.
-
         Raises:
+            Stale: it has other bytes by now.
             NotFound: no such object.
             Unsupported: the store or the bucket keeps none.
         """
@@ -507,19 +526,14 @@ async def pages_of(store: ObjectStore, bucket: Bucket, prefix: str) -> AsyncIter
             return
 
 
-def check_condition(
-    subject: str, only_new: str, replaces: ObjectInfo | None, there: ObjectInfo | None
-) -> None:
-    """Make sure that an upload may replace what is there; see `WritableStore.upload`.
+def check_expected(subject: str, expected: ObjectInfo | None, there: ObjectInfo) -> None:
+    """Make sure that an object is the version that is meant, if one is.
 
     Raises:
-        AlreadyExists, Stale: it may not.
+        Stale: it is another one.
     """
-    if only_new and there is not None:
-        raise AlreadyExists(f"{subject}: another client has made it meanwhile")
-    if replaces is not None and (there is None or not there.same_content(replaces)):
-        what = "removed" if there is None else "changed"
-        raise Stale(f"{subject}: another client has {what} it meanwhile")
+    if expected is not None and not there.same_content(expected):
+        raise Stale(f"{subject}: another client has changed it meanwhile")
 
 
 class _Listed(Protocol):
@@ -563,21 +577,9 @@ class ReadOnlyStore(PlainStore):
         """Refuse."""
         raise _refusal(bucket)
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Refuse."""
-        raise _refusal(bucket)
+        raise _refusal(upload.bucket)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Refuse."""
@@ -587,7 +589,9 @@ class ReadOnlyStore(PlainStore):
         """Refuse."""
         raise _refusal(to_bucket)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Refuse."""
         raise _refusal(bucket)
 

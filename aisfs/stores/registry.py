@@ -1,7 +1,9 @@
-"""Which store has the objects of a bucket: an AIStore, or the place itself."""
+"""Which store has the objects of a bucket, an AIStore or the place itself, and what that kind of store can do."""
 
 import importlib.util
 import logging
+from dataclasses import dataclass
+from functools import partial
 
 from aisfs.core.names.reach import Reach
 from aisfs.core.names.sources import BucketSource, DatasetSource, Source, without_aistore
@@ -16,8 +18,42 @@ from aisfs.stores.web import WebStore
 
 log = logging.getLogger(__name__)
 
-_WRITABLE = ("", "s3", "gs", "az")
-"""Stores that can be written to; see `Bucket.store`."""
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of store, as far as it is known before one is opened."""
+
+    title: str
+    module: str = ""
+    """What it needs besides aisfs' own dependencies."""
+    extra: str = ""
+    """The extra of aisfs that brings it."""
+    is_cloud: bool = False
+    """Whether the environment has credentials for it."""
+    is_writable: bool = False
+    takes_certificate: bool = False
+    """Whether it sends the certificate of this client; the libraries of the others have no place for one."""
+    may_charge: bool = False
+    """Whether `--requester-pays` means anything to it."""
+
+
+_CLOUD = partial(Kind, module="obstore", extra="cloud", is_cloud=True, is_writable=True)
+_WEB = Kind("web server", takes_certificate=True)
+_AISTORE = Kind("AIStore", is_writable=True, takes_certificate=True)
+_KINDS = {
+    Provider.S3: _CLOUD("S3", may_charge=True),
+    Provider.GS: _CLOUD("Google Cloud Storage", may_charge=True),
+    Provider.AZ: _CLOUD("Azure Blob Storage"),
+    Provider.HTTP: _WEB,
+    Provider.HTTPS: _WEB,
+    Provider.HF: Kind("Hugging Face", "huggingface_hub", "hf"),
+    Provider.FSSPEC: Kind("{}:// by fsspec", "fsspec", "fsspec"),
+}
+
+
+def kind_of(bucket: Bucket) -> Kind:
+    """Return the kind of store that has a bucket."""
+    return _KINDS.get(bucket.provider, _AISTORE)
 
 
 def as_served(source: Source, cluster: ClusterSettings) -> Source:
@@ -33,9 +69,15 @@ def as_served(source: Source, cluster: ClusterSettings) -> Source:
     return without_aistore(source, fields.azure_account())
 
 
+def direct_bucket(source: Source) -> Bucket | None:
+    """Return a bucket of a source, as it is served, that is read without AIStore; None if none is."""
+    return next((bucket for bucket in _buckets(source) if bucket.store), None)
+
+
 def direct_store(source: Source) -> str:
-    """Return which store a source, as it is served, is read from without AIStore; empty for none."""
-    return max((bucket.store for bucket in _buckets(source)), default="")
+    """Return which store that is; see `Bucket.store`."""
+    bucket = direct_bucket(source)
+    return bucket.store if bucket is not None else ""
 
 
 def _buckets(source: Source) -> list[Bucket]:
@@ -66,11 +108,6 @@ def origin_of_store(source: Source, cluster: ClusterSettings) -> str:
     return f"{store}+direct {fields.place_of(store)}".strip() if store else cluster.endpoint
 
 
-def is_writable(bucket: Bucket) -> bool:
-    """Return whether the store of a bucket can be written to."""
-    return bucket.store in _WRITABLE
-
-
 def refuse_read_only(source: Source, cluster: ClusterSettings, option: str = "") -> None:
     """Refuse to write where nothing can be written.
 
@@ -83,7 +120,7 @@ def refuse_read_only(source: Source, cluster: ClusterSettings, option: str = "")
         ConfigError: it is such a place.
     """
     for bucket in _buckets(source):
-        if not is_writable(bucket):
+        if not kind_of(bucket).is_writable:
             raise ConfigError(f"{option}{bucket} can only be read")
         if bucket.store and cluster.anonymous:
             raise ConfigError(f"{option}{bucket}: --anonymous only reads")
@@ -92,7 +129,7 @@ def refuse_read_only(source: Source, cluster: ClusterSettings, option: str = "")
 def _refuse_certificate(bucket: Bucket, cluster: ClusterSettings) -> None:
     """Refuse a certificate of this client where the library that sends the requests takes none."""
     own = cluster.client_cert or cluster.client_key
-    if not own or bucket.provider in (Provider.HTTP, Provider.HTTPS):
+    if not own or kind_of(bucket).takes_certificate:
         return
     if not cluster.endpoint:
         raise ConfigError(
@@ -109,12 +146,11 @@ def named_files(source: Source) -> list[tuple[Bucket, str]]:
     found = [(p.bucket, p) for word in source.words for p in word.patterns if p.bucket is not None]
     # The shards that a list names may lie beside it.
     others = {(bucket, p.directory) for bucket, p in found if not p.one or p.listing}
-    web = (Provider.HTTP, Provider.HTTPS)
     above = {pattern.directory: _directories_above(pattern.directory) for _, pattern in found}
     return [
         (bucket, pattern.directory + pattern.rest)
         for bucket, pattern in found
-        if bucket.provider in web
+        if bucket.provider.is_web
         and pattern.one
         and not any((bucket, directory) in others for directory in above[pattern.directory])
     ]
@@ -150,26 +186,22 @@ def open_store(
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)
         _refuse_certificate(bucket, cluster)
-    pays = "requester_pays" in cluster.model_fields_set and cluster.requester_pays
-    if pays and bucket.provider not in (Provider.S3, Provider.GS):
+    pays = "requester_pays" in cluster.typed and cluster.requester_pays
+    kind = kind_of(bucket)
+    if pays and not kind.may_charge:
         raise ConfigError(f"--requester-pays: {bucket}: only S3 and Google charge so")
+    if kind.module and importlib.util.find_spec(kind.module) is None:
+        raise ConfigError(
+            f"{bucket}: needs {kind.module}; in a clone of aisfs: pip install '.[{kind.extra}]'"
+        )
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
-            if importlib.util.find_spec("obstore") is None:
-                raise ConfigError(
-                    f"{bucket}: needs obstore; in a clone of aisfs: pip install '.[cloud]'"
-                )
-            from aisfs.stores.cloud import CloudStore
+            from aisfs.stores.cloud import CloudStore  # imports obstore
 
             return CloudStore(cluster, count)
         case Provider.HTTP | Provider.HTTPS:
-            return WebStore(
-                cluster,
-                buckets=_buckets(source),
-                named=named_files(source),
-                count=count,
-                reach=reach,
-            )
+            buckets, named = _buckets(source), named_files(source)
+            return WebStore(cluster, buckets=buckets, named=named, count=count, reach=reach)
         case Provider.HF:
             return open_hub(cluster, _buckets(source), count)
         case Provider.FSSPEC:

@@ -789,7 +789,7 @@ class WebStore(ReadOnlyStore):
 
 
 def _check(bucket: Bucket, prefix: str = "") -> None:
-    if bucket.provider not in (Provider.HTTP, Provider.HTTPS):
+    if not bucket.provider.is_web:
         raise BucketNotFound(f"{bucket}: no web server")
     if prefix and not prefix.endswith("/"):
         raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")

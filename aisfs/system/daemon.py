@@ -1,10 +1,10 @@
-"""Start a process in the background, and learn how its start goes.
+"""Starts a process in the background, and reports how its start goes.
 
-The parent waits at a pipe. The child writes messages, one JSON object in a line each: how far it is, warnings,
+The parent waits at a pipe. The child writes messages, each one JSON object in a line: its progress, warnings,
 and at last that it is ready or why it failed. A pipe that closes without the last message means that the
 child died. Messages are short enough to be written in one step, so any thread of the child may send one.
 
-Also what a process sets once for itself: how many files it may have open, and imports without garbage collection.
+Here is also what a process sets once for itself: how many files it may have open, and imports without garbage collection.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 REASON_MAX, WARNING_MAX = 1900, 1000
 """Bytes of a text. JSON doubles them at most, and a pipe takes up to 4096 in one step."""
 WARNINGS_MAX = 20
-"""Warnings that the parent is told; the log has all of them. They fit into the pipe, unread."""
+"""Warnings that the parent gets; the log has all of them. They fit into the pipe, unread."""
 QUEUED_MAX = 16384
 """Bytes in the pipe above which no progress is sent: the parent may have been stopped with Ctrl-Z, and
 a child that filled the pipe would wait for it."""

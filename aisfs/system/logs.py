@@ -1,7 +1,7 @@
-"""Where log lines go, and what they look like: stderr in the foreground, a file, or the system's log.
+"""Where log lines go (stderr in the foreground, a file, or the system's log), and what they look like.
 
-Which requests are logged: with debug every one, and what answered it; else only those that were slow. A request that
-is not logged costs a comparison. The last warnings are kept for `aisfs status`; those of the start reach the user.
+With `debug` every request is logged, and what answered it; otherwise only slow ones. A request that is not logged costs a
+comparison. The last warnings are kept for `aisfs status`; those of the start are printed for the user.
 """
 
 import errno
@@ -26,7 +26,7 @@ from aisfs.system import locks
 from aisfs.system.threads import any_thread
 
 MEMORY, DISK, NETWORK, STAGING = "memory", "disk cache", "network", "staging directory"
-"""Who can have answered. A request of the kernel that needed none of the others was answered by memory."""
+"""What can answer a request. A request of the kernel that needed none of the others was answered by memory."""
 
 _answerers: ContextVar[set[str] | None] = ContextVar("answerers", default=None)
 """Of the request that this task or thread works on."""
@@ -41,7 +41,7 @@ class RequestLog:
     def __init__(self) -> None:
         """Log none."""
         self.detailed = False
-        """Whether all requests are logged, with who answered them."""
+        """Whether all requests are logged, with what answered them."""
         self.least = self._slow = math.inf
         """Seconds from which requests are to be handed to `done`."""
 
@@ -52,17 +52,17 @@ class RequestLog:
         self.least = 0.0 if detailed else self._slow
 
     def begin(self) -> None:
-        """Begin with a request of the kernel: collect who answers."""
+        """Begin with a request of the kernel: collect what answers it."""
         if self.detailed:
             _answerers.set(set())
 
     def note(self, *answerers: str) -> None:
-        """Note who answered the current request, or a part of it."""
+        """Note what answered the current request, or a part of it."""
         if self.detailed and (found := _answerers.get()) is not None:
             found.update(answerers)
 
     def noted(self) -> set[str]:
-        """Return who answered the current request so far; what is noted later is added to it."""
+        """Return what answered the current request so far; what is noted later is added to it."""
         return (_answerers.get() if self.detailed else None) or set()
 
     def answered(self, log: logging.Logger, operation: str, subject: str, seconds: float) -> None:
@@ -85,7 +85,7 @@ class RequestLog:
             operation: What was asked for.
             subject: What it is about.
             seconds: How long it took.
-            answerers: Who answered, if that is known.
+            answerers: What answered, if that is known.
         """
         slow = seconds >= self._slow
         fields: dict[str, Any] = {"operation": operation, "subject": subject, "seconds": seconds}
@@ -192,7 +192,7 @@ class _OwnFile(logging.handlers.RotatingFileHandler):
 
 
 class _PrivateFile(logging.handlers.WatchedFileHandler):
-    """The file that was named. Made anew after logrotate has moved it."""
+    """The log file; made again after logrotate has moved it."""
 
     def _open(self) -> TextIOWrapper:
         return _open_private(self)

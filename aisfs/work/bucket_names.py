@@ -1,6 +1,6 @@
 """The names of buckets for the completion of a shell: quick, and silent about what fails.
 
-It asks AIStore itself, for the import of the client takes longer than a person waits for a key.
+It asks AIStore itself, since importing the client takes longer than a person waits for a key.
 """
 
 import ssl

@@ -1,4 +1,4 @@
-"""Buckets without a mount: `aisfs ls` a page of the listing at a time, `aisfs mb`, `aisfs rm`.
+"""Buckets without a mount: `aisfs ls`, a page of the listing at a time, `aisfs mb` and `aisfs rm`.
 
 Names come in the order of their keys, bytewise, as AIStore and `LC_ALL=C sort` order them. What a mount does
 not show is not listed either.
@@ -59,7 +59,7 @@ from aisfs.mount.plan import (
 )
 from aisfs.mount.source import OpenSource, open_source
 from aisfs.settings import ClusterSettings
-from aisfs.stores.pipeline import each
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore, pages_of
 from aisfs.stores.registry import as_served, refuse_read_only
 from aisfs.work.publishing import Shelf, remove_with_index
@@ -567,7 +567,7 @@ async def remove(
         if not dry_run:
             for opened, doomed in found:
                 shelf = Shelf(opened.store, opened.index_bucket)
-                await each(jobs, [partial(_remove, shelf, *one) for one in doomed])
+                await all_of((partial(_remove, shelf, *one) for one in doomed), jobs)
     return done
 
 

@@ -4,7 +4,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes in the largest unit of which there is at least one."""
+    """Return a number of bytes in the largest unit that it fills once."""
     if size < 1024:
         return f"{size:.0f} B"
     for unit in _UNITS:

@@ -1,6 +1,6 @@
-"""`aisfs doctor`: every check of this machine, the cluster or store, and the mounts here, in the order shown.
+"""`aisfs doctor`: checks of this machine, the cluster or store, and the mounts here, in the order in which they are printed.
 
-Nothing here changes anything.
+The checks change nothing.
 """
 
 import base64
@@ -51,6 +51,7 @@ from aisfs.fuse.mountpoint import (
     mounted_filesystems,
     our_mount,
 )
+from aisfs.model import Bucket
 from aisfs.mount.memory import memory_limits
 from aisfs.mount.plan import existing, is_local
 from aisfs.mount.source import open_source
@@ -70,7 +71,7 @@ from aisfs.stores.ais.auth import Credentials
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.cluster import identify_endpoint, wrong_scheme
 from aisfs.stores.ais.replies import HEALTH, Identity
-from aisfs.stores.registry import as_served, direct_store
+from aisfs.stores.registry import as_served, direct_bucket, kind_of
 from aisfs.system.logs import SYSLOG_SOCKET
 from aisfs.system.memory import MachineMemory
 from aisfs.work.display import size_text
@@ -264,7 +265,7 @@ def _token(settings: ClusterSettings) -> Check:
 
 
 def _origin(settings: ClusterSettings) -> Path | str | None:
-    if settings.token and settings.token.get_secret_value().strip():
+    if settings.token and settings.token.strip():
         return "AIS_AUTHN_TOKEN"
     if settings.authn_token_file:
         return settings.authn_token_file
@@ -294,24 +295,21 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.0f} hours" if seconds >= 7200 else f"{seconds / 60:.0f} minutes"
 
 
-_CLOUDS = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
-_NAMES = {**_CLOUDS, "web": "web server", "hf": "Hugging Face"}
-
-
 async def direct_checks(
-    settings: ClusterSettings, source: Source, store: str
+    settings: ClusterSettings, source: Source, bucket: Bucket
 ) -> AsyncIterator[Check]:
-    """Check the way to a store, as far as the first obstacle.
+    """Check the way to a store, up to the first obstacle.
 
     Args:
         settings: How to reach it.
-        source: What is to be read, as it is served.
-        store: Which one; see `Bucket.store`.
+        source: What to read, as it is served.
+        bucket: One of its buckets, all of which that store has.
     """
-    name = _NAMES.get(store, f"{store}:// by fsspec")
+    store, kind = bucket.store, kind_of(bucket)
     endpoint = fields.endpoint_of(store)
-    yield ok("store", f"{name}{f' at {endpoint}' if endpoint else ''}, without AIStore in between")
-    if store in _CLOUDS:
+    where = kind.title.format(store) + (f" at {endpoint}" if endpoint else "")
+    yield ok("store", f"{where}, without AIStore in between")
+    if kind.is_cloud:
         yield _credentials(settings, store)
     try:
         async with open_source(source, settings):
@@ -648,7 +646,7 @@ def _silent(places: list[Path]) -> Iterator[Check]:
 
 
 _OF_MOUNT = ("endpoint", "cache_dir")
-"""Settings that a mount tells."""
+"""Settings that a mount reports."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -683,8 +681,8 @@ async def _store_checks(cluster: ClusterSettings, source: Source) -> AsyncIterat
     except ConfigError as error:
         yield wrong("source", str(error), "write it as the message says")
         return
-    store = direct_store(served)
-    found = direct_checks(cluster, served, store) if store else cluster_checks(cluster, source)
+    bucket = direct_bucket(served)
+    found = direct_checks(cluster, served, bucket) if bucket else cluster_checks(cluster, source)
     async for check in found:
         yield check
 
@@ -702,7 +700,7 @@ def _load(
     kind: type[SettingsT], given: Mapping[str, object], checks: list[Check]
 ) -> SettingsT | None:
     try:
-        return kind.load({name: v for name, v in given.items() if name in kind.model_fields})
+        return kind.load({name: v for name, v in given.items() if name in kind.options})
     except ConfigError as error:
         problem = wrong("settings", str(error), "mend this option, variable or file")
         checks += [problem] if problem not in checks else []  # a file is that of all settings

@@ -32,6 +32,7 @@ from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.mount.plan import SourcePlan
 from aisfs.mount.services import Services, open_services
+from aisfs.stores.pipeline import all_of
 
 log = logging.getLogger(__name__)
 
@@ -165,32 +166,26 @@ async def _read_all(
     progress: Watcher,
 ) -> None:
     known = await _open_known(services, shards, labels=labels)
-    waiting = iter(shards)
     counting = trio.CapacityLimiter(1)
 
-    async def work() -> None:
-        for bucket, info in waiting:
-            name = shown(os.fsencode(info.key))
-            try:
-                view = await services.indexer.open(bucket, info)
-                found = partial(report.summary.add, view, info.size)
-                rows = await trio.to_thread.run_sync(found, limiter=counting)
-                damage = list(view.index.warnings)
-                if labels:
-                    column = known.pop((bucket, info), None)
-                    damage += await _read_labels(
-                        services, (bucket, info), view, rows, column, report.summary
-                    )
-                if damage:
-                    report.damage[name] = damage
-            except AisfsError as error:
-                log.debug("%s: %s", name, error)
-                report.failures[name] = error
-            progress.done()
+    async def one(shard: Shard) -> None:
+        name = shown(os.fsencode(shard[1].key))
+        try:
+            view = await services.indexer.open(*shard)
+            found = partial(report.summary.add, view, shard[1].size)
+            rows = await trio.to_thread.run_sync(found, limiter=counting)
+            damage = list(view.index.warnings)
+            if labels:
+                column = known.pop(shard, None)
+                damage += await _read_labels(services, shard, view, rows, column, report.summary)
+            if damage:
+                report.damage[name] = damage
+        except AisfsError as error:
+            log.debug("%s: %s", name, error)
+            report.failures[name] = error
+        progress.done()
 
-    async with trio.open_nursery() as workers:
-        for _ in range(min(jobs, len(shards))):
-            workers.start_soon(work)
+    await all_of((partial(one, shard) for shard in shards), jobs)
 
 
 async def _open_known(

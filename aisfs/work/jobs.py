@@ -1,15 +1,10 @@
-"""`aisfs jobs`: which jobs the cluster runs and has run.
+"""`aisfs jobs`: lists the cluster's jobs, starts them for other commands, and watches them.
 
-A cluster whose jobs are to be started or watched.
+A job that is watched shows its progress and is stopped on Ctrl-C. A second Ctrl-C stops the waiting, not the job, which the
+cluster was asked to stop by then.
 
-Has the cluster index shards: its job `index-shard` runs on all targets at once.
-
-Afterwards each index is compared with its shard, since a job may end well and still have left shards
-out: those that were read at that moment, and those that it could not read.
-
-Follows a job to its end, shows how far it is, and stops it on Ctrl-C.
-
-A second Ctrl-C stops the waiting, not the job, which the cluster was asked to stop by then.
+For `aisfs index --server`, the job `index-shard` runs on all targets at once. Afterwards each index is compared with its shard,
+since a job may end well and still have left shards out: those that were read at that moment, and those that it could not read.
 """
 
 import signal
@@ -31,7 +26,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.jobs import INDEX_SHARD, SORT, Job, Jobs
 from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_index_location
-from aisfs.stores.pipeline import CallPipeline, each
+from aisfs.stores.pipeline import CallPipeline, all_of
 from aisfs.stores.port import ObjectStore, pages_of
 from aisfs.work.shards import FoundShards, find_plain_tars, read_cluster_shards
 
@@ -477,7 +472,7 @@ async def _look(found: FoundShards, cluster: Cluster, coverage: Coverage, jobs: 
     coverage.without += [
         f"{found.bucket}/{shard.key}" for shard in found.shards if shard.key not in existing
     ]
-    await each(jobs, [partial(one, shard) for shard in indexed])
+    await all_of((partial(one, shard) for shard in indexed), jobs)
 
 
 async def _indexes_in(found: FoundShards, directory: str, cluster: Cluster) -> set[str]:

@@ -1,4 +1,4 @@
-"""The mounts of this machine, seen from outside: which there are, how each is, what it can be told.
+"""The mounts of this machine, seen from outside: which there are, the state of each, and requests to their daemons.
 
 For `aisfs status`, `aisfs flush`, `aisfs refresh` and `aisfs umount`. Daemons are asked through extended
 attributes of their mountpoints. A process that waits for an answer of a daemon that hangs cannot always be
@@ -221,7 +221,7 @@ class State(StrEnum):
     HANGING = "hanging"
     """Its daemon does not answer."""
     PRIVATE = "private"
-    """Another user's, who lets nobody else in."""
+    """A mount that only its user, another one, may enter."""
 
 
 BROKEN = (State.DEAD, State.STOPPED, State.HANGING)

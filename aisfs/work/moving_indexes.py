@@ -1,6 +1,6 @@
-"""`aisfs index --move`: published indexes from beside their shards into the bucket of indexes.
+"""`aisfs index --move`: moves published indexes from beside their shards into the bucket of indexes.
 
-All of them go, also those of shards that changed or are gone: whoever reads the bucket would trip over them.
+It moves all of them, also those of shards that changed or are gone: programs that read the bucket would trip over them.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from aisfs.errors import (
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.mount.plan import load_cluster, read_shards
 from aisfs.mount.source import open_source
-from aisfs.stores.pipeline import each
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore, pages_of
 from aisfs.work.publishing import Shelf, explained, put
 
@@ -93,7 +93,7 @@ async def move_indexes(
             except _OF_ONE as error:
                 moved.left[name] = str(error)
 
-        await each(jobs, [partial(one, beside) for beside in found.values()])
+        await all_of((partial(one, beside) for beside in found.values()), jobs)
     return moved
 
 

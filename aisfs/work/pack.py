@@ -71,8 +71,15 @@ from aisfs.mount.plan import existing
 from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, KeyRule
 from aisfs.stores.local import Links
-from aisfs.stores.pipeline import each
-from aisfs.stores.port import BytesContent, ObjectStore, WritableStore, checksum_of, pages_of
+from aisfs.stores.pipeline import all_of
+from aisfs.stores.port import (
+    BytesContent,
+    ObjectStore,
+    Upload,
+    WritableStore,
+    checksum_of,
+    pages_of,
+)
 from aisfs.stores.registry import as_served, refuse_read_only
 from aisfs.work.buckets import find_place, list_place
 from aisfs.work.progress import transfer_columns
@@ -498,7 +505,8 @@ class Packer:
                 info = await self._find(key, content)
                 packed.kept += info is not None
                 if info is None:
-                    info = await self.store.upload(self.bucket, key, content, progress=told)
+                    upload = Upload(self.bucket, key, content, progress=told)
+                    info = await self.store.upload(upload)
                     packed.written += 1
                 if self.labels is not None and not denied:
                     shard = Shard(self.bucket, info, os.fsencode(key))
@@ -512,7 +520,7 @@ class Packer:
                 told(layout.size)
 
             pairs = zip(keys, shards, strict=True)
-            await each(jobs, [partial(one, key, layout) for key, layout in pairs])
+            await all_of((partial(one, key, layout) for key, layout in pairs), jobs)
         packed.unindexed += denied[:1]
         return packed
 
@@ -586,7 +594,7 @@ class PackOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """What is to be packed, and where to."""
+    """What `aisfs pack` packs, and where it writes."""
 
     tree: Tree
     place: Place
@@ -746,7 +754,7 @@ async def pack(
         if plan.classes is not None and plan.classes.key and plan.classes.changed:
             # Before the shards: at no time do they have numbers without a name.
             content = BytesContent(plan.classes.content)
-            await place.store.upload(place.bucket, plan.classes.key, content)
+            await place.store.upload(Upload(place.bucket, plan.classes.key, content))
         packed = await packer.pack(plan.layouts, jobs, console)
         await packer.find_others(len(plan.layouts), packed, remove=plan.replace)
         return packed

@@ -1,12 +1,7 @@
-"""The work of `aisfs index`, shard by shard.
+"""The work of `aisfs index` and of the indexes that `aisfs pack` publishes: each shard's index looked at and written.
 
-Indexes that other programs read, beside the shards or on this machine.
-
-The published indexes of shards that `aisfs pack` writes, whose members are known without reading them.
-
-What `aisfs index` is to do, as checked values.
-
-The published index of one shard: looked at and written.
+It also writes indexes that other programs read (wids, DALI), beside the shards or on this machine. What `aisfs index` is to do
+comes as checked values. The members of shards that `aisfs pack` writes are known without reading them.
 """
 
 import logging
@@ -15,7 +10,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -71,7 +66,8 @@ from aisfs.mount.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.mount.services import Services, open_services
 from aisfs.settings import CacheSettings, Scan, TreeSettings, View
 from aisfs.stores.local import LocalStore
-from aisfs.stores.port import BytesContent, Content, ObjectStore, WritableStore
+from aisfs.stores.pipeline import all_of
+from aisfs.stores.port import BytesContent, Content, ObjectStore, Upload, WritableStore
 from aisfs.stores.registry import refuse_read_only
 
 LIST_NAME = "shards.json"
@@ -112,66 +108,70 @@ class Export:
         return cls(Format(name), place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlan(SourcePlan):
-    """What is to be indexed, and what becomes of the indexes."""
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """What `aisfs index` is to do, as it was typed."""
 
     publish: bool
     publish_to: Path | None
     """The directory of this machine that has the published indexes; None for where mounts look for them."""
     check: bool
     """Only look whether what is published is current."""
+    force: bool
+    dry_run: bool
+    labels: tuple[str, ...]
+    write_idx: tuple[str, ...]
+
+    def check_sense(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            ConfigError: some do.
+        """
+        if not (self.publish or self.check or self.write_idx):
+            raise ConfigError(
+                "say what to do: --publish, --publish-to DIR, --check, --move, --write-idx FORMAT or --server"
+            )
+        if self.check and (self.publish or self.write_idx or self.dry_run or self.force):
+            raise ConfigError("--check only looks: give it alone")
+        if self.force and not self.publish:
+            raise ConfigError("--force needs --publish")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexPlan(SourcePlan):
+    """What is to be indexed, and what becomes of the indexes."""
+
+    options: IndexOptions
     labels: tuple[LabelRule, ...]
     """Columns of labels that a published index must have; of the default only where there are any."""
     exports: tuple[Export, ...]
-    force: bool
-    dry_run: bool
 
 
 def plan_index(
-    words: Sequence[str],
-    *,
-    publish: bool,
-    publish_to: Path | None,
-    check: bool,
-    force: bool,
-    dry_run: bool,
-    labels: Sequence[str],
-    write_idx: Sequence[str],
-    settings: Mapping[str, object],
+    words: Sequence[str], options: IndexOptions, settings: Mapping[str, object]
 ) -> IndexPlan:
     """Return what the arguments and options of `aisfs index` ask for.
 
     Args:
         words: Each SOURCE as it was typed.
-        publish: Put indexes where mounts look for them.
-        publish_to: Put them into this directory instead.
-        check: Look whether they are there.
-        force: Build what is there already.
-        dry_run: Only say what would be done.
-        labels: Each `--label`.
-        write_idx: Each `--write-idx`.
+        options: The command's own options.
         settings: The other options that were given, by name of the setting.
 
     Raises:
         ConfigError: they contradict each other, or one of them makes no sense.
     """
-    publish = publish or (publish_to is not None and not check)
-    if not (publish or check or write_idx):
-        raise ConfigError(
-            "say what to do: --publish, --publish-to DIR, --check, --move, --write-idx FORMAT or --server"
-        )
-    if check and (publish or write_idx or dry_run or force):
-        raise ConfigError("--check only looks: give it alone")
-    if force and not publish:
-        raise ConfigError("--force needs --publish")
-    exports = tuple(map(Export.parse, write_idx))
+    if options.publish_to is not None:
+        publish, place = options.publish or not options.check, options.publish_to.absolute()
+        options = replace(options, publish=publish, publish_to=place)
+    options.check_sense()
+    exports = tuple(map(Export.parse, options.write_idx))
     tree = load(TreeSettings, {**settings, "scan": Scan.HEADERS})
     if exports and tree.recursive:
         raise ConfigError("--write-idx: not with --recursive, which other programs do not know")
     source = read_shards(words, settings)
     cluster = load_cluster(source, settings)
-    if publish and publish_to is None:
+    if options.publish and options.publish_to is None:
         refuse_read_only(source, cluster, "--publish without --publish-to DIR: ")
     if any(export.path is None for export in exports):
         refuse_read_only(source, cluster, "--write-idx without a PATH: ")
@@ -181,15 +181,11 @@ def plan_index(
         tree=tree,
         cache=load(CacheSettings, settings),
         only_indexes=True,
-        rescan=force,
+        rescan=options.force,
         view=ViewSpec(View.FLAT),
-        publish=publish,
-        publish_to=publish_to.absolute() if publish_to is not None else None,
-        check=check,
-        labels=_label_rules(labels),
+        options=options,
+        labels=_label_rules(options.labels),
         exports=exports,
-        force=force,
-        dry_run=dry_run,
     )
 
 
@@ -232,7 +228,7 @@ class Exporter:
                 make_directory("--write-idx", Path(place).parent)
 
     def targets(self) -> list[str]:
-        """Return where everything would be written to, as far as names tell."""
+        """Return where everything would be written to, as far as names say."""
         if self._export.format is Format.WIDS:
             return [self._list_place()]
         tars = (shard for shard in self._shards if is_plain_tar(os.fsencode(shard.info.key)))
@@ -261,7 +257,7 @@ class Exporter:
 
     async def _write(self, shard: Shard, key: str, place: str, data: bytes) -> None:
         if self._export.path is None:
-            await self._store.upload(shard.bucket, key, BytesContent(data))
+            await self._store.upload(Upload(shard.bucket, key, BytesContent(data)))
         else:
             await trio.to_thread.run_sync(partial(_write_file, Path(place), data))
         self.written.append(place)
@@ -453,17 +449,17 @@ async def publish(
 
 async def put(shelf: Shelf, bucket: Bucket, key: str, data: bytes) -> None:
     """Write an index; make the bucket of indexes if it is missing."""
-    upload = partial(shelf.store.upload, bucket, key, BytesContent(data))
+    upload = Upload(bucket, key, BytesContent(data))
     if shelf.own is None:
-        await upload()
+        await shelf.store.upload(upload)
         return
     with explained(shelf.own):
         try:
-            await upload()
+            await shelf.store.upload(upload)
         except BucketNotFound:
             with suppress(AlreadyExists):  # another client was faster
                 await shelf.store.create_bucket(bucket)
-            await upload()
+            await shelf.store.upload(upload)
 
 
 def _is_same(before: ObjectInfo, now: ObjectInfo) -> bool:
@@ -583,13 +579,13 @@ class _Work:
         Raises:
             AisfsError: one that would be the same for each shard.
         """
-        if self._plan.dry_run:
+        if self._plan.options.dry_run:
             for exporter in self._exporters:
                 self._report.written += exporter.targets()
             await self._index_all(jobs, progress)
             return
-        if self._plan.publish and self._plan.publish_to is not None:
-            make_directory("--publish-to", self._plan.publish_to)
+        if self._plan.options.publish and self._plan.options.publish_to is not None:
+            make_directory("--publish-to", self._plan.options.publish_to)
         for exporter in self._exporters:
             exporter.prepare()
         await self._index_all(jobs, progress)
@@ -598,25 +594,16 @@ class _Work:
             self._report.written += exporter.written
 
     async def _index_all(self, jobs: int, progress: Watcher) -> None:
-        hopeless: list[AisfsError] = []
-        waiting = iter(range(len(self._shards)))
+        async def one(at: int) -> None:
+            try:
+                await self._index(at)
+            except _HOPELESS:
+                raise
+            except AisfsError as error:
+                self._report.failures[self._name(at)] = error
+            progress.done(self._shards[at].info.size)
 
-        async def work(scope: trio.CancelScope) -> None:
-            for at in waiting:
-                try:
-                    await self._index(at)
-                except _HOPELESS as error:
-                    hopeless.append(error)
-                    scope.cancel()
-                except AisfsError as error:
-                    self._report.failures[self._name(at)] = error
-                progress.done(self._shards[at].info.size)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(jobs, len(self._shards))):
-                nursery.start_soon(work, nursery.cancel_scope)
-        if hopeless:
-            raise hopeless[0]
+        await all_of((partial(one, at) for at in range(len(self._shards))), jobs)
 
     def _name(self, at: int) -> str:
         shard = self._shards[at]
@@ -629,14 +616,16 @@ class _Work:
         found = looked.index
         report.beside += looked.beside
         reason = await trio.to_thread.run_sync(self._wanting, found)
-        index = found.index if isinstance(found, PublishedIndex) and not plan.force else None
+        index = (
+            found.index if isinstance(found, PublishedIndex) and not plan.options.force else None
+        )
         if reason is None:
             report.current += 1
         else:
             report.wanting[self._name(at)] = reason
-        if plan.check or plan.dry_run:
+        if plan.options.check or plan.options.dry_run:
             return
-        if plan.publish and reason is not None:
+        if plan.options.publish and reason is not None:
             labels = found.labels if index is not None and isinstance(found, PublishedIndex) else {}
             index = await self._publish(shard, index, dict(labels))
         if self._exporters:
@@ -651,7 +640,7 @@ class _Work:
         """Return why an index has to be published; None if it has not. Runs in a worker thread."""
         if isinstance(found, str):
             return found
-        if self._plan.force:
+        if self._plan.options.force:
             return "forced"
         lacking = [
             rule
@@ -701,11 +690,11 @@ def _shelf(plan: IndexPlan, services: Services, shards: list[Shard]) -> Shelf:
     Raises:
         ConfigError: one directory cannot stand for all of theirs.
     """
-    if plan.publish_to is None:
+    if plan.options.publish_to is None:
         return Shelf(services.store, services.index_bucket)
     if len({shard.bucket for shard in shards}) > 1:
         raise ConfigError("--publish-to: shards of several buckets; publish them one by one")
-    directory = LocalStore(plan.publish_to)
+    directory = LocalStore(plan.options.publish_to)
     return Shelf(directory, elsewhere=directory.bucket, shards=common_directory(shards))
 
 

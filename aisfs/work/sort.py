@@ -1,7 +1,7 @@
 """`aisfs sort`: a sorted or shuffled copy of shards, which the cluster makes with dSort.
 
-What dSort cannot take is refused before anything is sent, since it answers some mistakes with
-silence. It also overwrites whatever has the names of its output, so those are looked at first.
+What dSort cannot take is refused before anything is sent, since dSort answers some mistakes with silence. It also overwrites
+whatever has the names of its output, so those names are looked up first.
 """
 
 import secrets
@@ -65,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortPlan:
-    """What is to be sorted, and where to."""
+    """What `aisfs sort` sorts, and where it writes."""
 
     source: DatasetSource
     target: Bucket
@@ -200,7 +200,7 @@ async def _prepare(plan: SortPlan, cluster: Cluster) -> Prepared:
         seed="" if order.seed is None else str(order.seed),
         key_extension=f".{order.extension.lstrip('.')}" if order.extension else "",
         key_type=order.key_type if order.extension else "",
-        # Should the reply to the start be lost, this tells which job was meant.
+        # If the reply to the start is lost, this says which job was meant.
         description=f"aisfs sort {secrets.token_hex(8)}",
     )
     return Prepared(request, found, warnings)

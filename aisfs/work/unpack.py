@@ -31,7 +31,7 @@ from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
 from aisfs.mount.plan import load_cluster, read_shards
 from aisfs.mount.source import open_source
-from aisfs.stores.pipeline import each
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
@@ -61,7 +61,7 @@ _TICK_TRIES = 3_000
 
 @dataclass(slots=True)
 class Noted:
-    """Lines about single members, of which there may be millions: the first ones, and how many."""
+    """Lines about single members, perhaps millions: the first ones, and how many."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
@@ -82,7 +82,7 @@ class Unpacked:
     skipped: Noted = field(default_factory=Noted)
     """Members that became no file, and why."""
     damaged: Noted = field(default_factory=Noted)
-    """Shards of which not all was read, and why."""
+    """Shards that were not read to their end, and why."""
 
 
 async def find_shards(
@@ -169,7 +169,7 @@ class _Unpacker:
                 done.shards += 1
                 progress.advance(task, shard.info.size)
 
-            await each(jobs, [partial(one, shard) for shard in plain])
+            await all_of((partial(one, shard) for shard in plain), jobs)
         return done
 
     def _extract(self, shard: Shard, claims: "_Claims", done: Unpacked) -> None:
@@ -293,7 +293,7 @@ class _Extraction:
         return _NewFile(fd, path, member, checked.mode)
 
     def _write(self, start: int, piece: memoryview) -> None:
-        """Write what a piece of the shard has of the member that goes by."""
+        """Write the part of the current member that a piece of the shard holds."""
         file = self._file
         if file is None:
             return

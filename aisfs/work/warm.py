@@ -1,12 +1,7 @@
-"""Reads a mount's shards and objects once, so that its daemon has them when training starts.
+"""`aisfs warm`: reads shards and objects once, so that they are in the cache when training starts.
 
-It reads through the mount as any program would; the daemon behind the mount fills the cache.
-
-Fills the disk cache from the cluster itself, for mounts that are made later.
-
-It uses the services of a mount, so a mount with the same cache directory finds all of it.
-
-What the arguments of `aisfs warm` mean: paths in mounts, and sources that need no mount.
+For a path, it reads through the mount as any program would, and the daemon behind the mount fills the cache. For a source it
+needs no mount: it uses the services of one, so a later mount with the same cache directory finds all of it.
 """
 
 import os
@@ -15,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import trio
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -50,6 +45,7 @@ from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shar
 from aisfs.mount.services import Services, open_services
 from aisfs.mount.source import OpenSource
 from aisfs.settings import CacheSettings, TreeSettings
+from aisfs.stores.pipeline import all_of
 from aisfs.work.buckets import Kind, Place, find_place, list_opened
 from aisfs.work.progress import transfer_columns
 
@@ -174,7 +170,7 @@ def warm(items: list[Item], summary: Summary, *, jobs: int, console: Console) ->
 
 
 def _kept(path: bytes, otherwise: int) -> int:
-    """Return how much of a file is on disk; `otherwise` if the mount cannot tell."""
+    """Return how much of a file is on disk; `otherwise` if the mount cannot say."""
     try:
         return int(os.getxattr(path, KEPT_ATTRIBUTE))
     except OSError:
@@ -345,7 +341,6 @@ class _Warmer:
     async def warm(self, items: list[_Item], jobs: int, console: Console) -> list[_Item]:
         """Read all; return those that could be read."""
         warmed: list[_Item] = []
-        waiting = iter(items)
         total = 0 if self.index_only else sum(item.info.size for item in items)
         with Progress(*columns(total), console=console) as progress:
 
@@ -354,18 +349,15 @@ class _Warmer:
 
             task = progress.add_task("", total=total or len(items), done=done(0))
 
-            async def work() -> None:
-                for item in waiting:
-                    try:
-                        await self._read(item, progress, task)
-                        warmed.append(item)
-                    except AisfsError as error:
-                        self.summary.failures.append(str(error))
-                    progress.update(task, done=done(len(warmed)), advance=0 if total else 1)
+            async def one(item: _Item) -> None:
+                try:
+                    await self._read(item, progress, task)
+                    warmed.append(item)
+                except AisfsError as error:
+                    self.summary.failures.append(str(error))
+                progress.update(task, done=done(len(warmed)), advance=0 if total else 1)
 
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(jobs, len(items))):
-                    nursery.start_soon(work)
+            await all_of((partial(one, item) for item in items), jobs)
         return warmed
 
     async def _read(self, item: _Item, progress: Progress, task: TaskID) -> None:

@@ -26,7 +26,6 @@ from tests.support.clouds import (
     fake_gcs,
     google_names,
     moto,
-    s3_environment,
 )
 from tests.support.hub import Hub, running_hub, use_hub
 from tests.support.servers import running_server
@@ -76,13 +75,6 @@ def s3() -> Iterator[Cloud]:
 
 
 @pytest.fixture(scope="module")
-def served_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    with running_server(tmp_path_factory.mktemp("s3"), traps=False) as server:
-        url = f"{server.endpoint}/s3"
-        yield S3("s3", url, s3_environment(url))
-
-
-@pytest.fixture(scope="module")
 def gcs() -> Iterator[Cloud]:
     with fake_gcs() as cloud:
         yield cloud
@@ -121,7 +113,7 @@ WRITABLE = ["memory", "retrying", "local", "served", real_cluster]
 MOTO = ("s3", "gcs_names")
 OF_ONE_NAME = "test_writers_of_one_object_each_write_it_whole"
 """moto now and then answers 500 to a HEAD of an object that others replace at that moment."""
-WRITABLE += (CLOUDS := ["s3", "served_s3", "gcs_names", "azure"])
+WRITABLE += (CLOUDS := ["s3", "gcs_names", "azure"])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -131,7 +123,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if only_reads:  # what gcs_names is for, gcs does not know
             stores = [*(s for s in stores if s != "gcs_names"), *READ_ONLY, "gcs"]
         if metafunc.module.__name__.endswith("test_appender"):
-            stores = [store for store in stores if store not in ("s3", "gcs_names", "azure")]
+            stores = [store for store in stores if store not in ("gcs_names", "azure")]
         if metafunc.definition.name == OF_ONE_NAME:
             stores = [store for store in stores if store not in MOTO]
         metafunc.parametrize("subject", stores, indirect=True)
@@ -153,8 +145,6 @@ async def subject(
         for name, value in cloud.environment.items():
             monkeypatch.setenv(name, value)
         made = CloudSubject(cloud)
-        if request.param == "served_s3":  # which has files
-            made.name_may_be_file_and_directory = made.takes_odd_components = False
     elif request.param == "fsspec":
         made = FsspecSubject()
     elif request.param in WEB:

@@ -20,7 +20,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Provider
-from aisfs.stores.port import BytesContent, FileContent, PartOfContent
+from aisfs.stores.port import BytesContent, FileContent, PartOfContent, Upload
 from tests.support.for_each import for_each
 
 BIG = random.Random(5).randbytes((9 << 20) + 17)
@@ -36,7 +36,7 @@ async def read(subject, key):
 
 
 async def upload(subject, key, data, **kwargs):
-    return await subject.store.upload(subject.bucket, key, BytesContent(data), **kwargs)
+    return await subject.store.upload(Upload(subject.bucket, key, BytesContent(data), **kwargs))
 
 
 async def keys(subject, prefix=""):
@@ -64,7 +64,7 @@ async def test_create_bucket(subject):
     await subject.store.create_bucket(new)
     try:
         assert new in await subject.store.list_buckets()
-        await subject.store.upload(new, "k", BytesContent(b"new"))
+        await subject.store.upload(Upload(new, "k", BytesContent(b"new")))
         with pytest.raises(AlreadyExists):
             await subject.store.create_bucket(new)
         assert (await subject.store.head(new, "k")).size == 3
@@ -107,9 +107,9 @@ async def test_content_of_a_file_and_of_a_part(subject, tmp_path):
     (tmp_path / "file").write_bytes(BIG)
     with open_file(tmp_path / "file") as file:
         whole = FileContent(file.fileno(), len(BIG))
-        await subject.store.upload(subject.bucket, "whole", whole)
+        await subject.store.upload(Upload(subject.bucket, "whole", whole))
         part = PartOfContent(whole, 1000, 5 << 20)
-        await subject.store.upload(subject.bucket, "part", part)
+        await subject.store.upload(Upload(subject.bucket, "part", part))
     assert await read(subject, "whole") == BIG
     assert await read(subject, "part") == BIG[1000 : 1000 + (5 << 20)]
 
@@ -122,7 +122,7 @@ async def test_content_that_cannot_be_read_changes_nothing(subject, tmp_path, si
         short = FileContent(file.fileno(), size, "staged")
         for key in ("old", "dir/new"):
             with pytest.raises(ContentUnreadable, match=f"staged: ends after {size - 1}"):
-                await subject.store.upload(subject.bucket, key, short)
+                await subject.store.upload(Upload(subject.bucket, key, short))
     assert await read(subject, "old") == b"old"
     assert await keys(subject) == ["old"]
     assert await subject.list("") == ([await subject.store.head(subject.bucket, "old")], [])
@@ -190,7 +190,7 @@ async def test_missing_bucket(subject):
     info = await upload(subject, "k", b"1")
     store = subject.store
     for call in (
-        store.upload(nowhere, "k", BytesContent(b"")),
+        store.upload(Upload(nowhere, "k", BytesContent(b""))),
         store.remove(nowhere, "k"),
         store.rename(nowhere, "k", "l"),
         store.copy(nowhere, "k", subject.bucket, "l"),
@@ -273,18 +273,12 @@ async def test_custom_metadata_belongs_to_one_content(subject):
     assert (await store.head(bucket, "m")).custom == {}
     assert (await upload(subject, "l", b"three")).custom == {}
     # Set for a version that is gone.
-    await store.set_custom(bucket, info, {"mode": "0600"}) if await _exists(subject, "k") else None
-    await store.set_custom(bucket, renamed, {"mode": "0600"})
+    with pytest.raises((Stale, NotFound)):
+        await store.set_custom(bucket, info, {"mode": "0600"})
+    for gone in (renamed, copied):
+        with pytest.raises(Stale):
+            await store.set_custom(bucket, gone, {"mode": "0600"})
     assert (await store.head(bucket, "l")).custom == {}
-    assert (await store.set_custom(bucket, copied, {})).custom == {}
-
-
-async def _exists(subject, key):
-    try:
-        await subject.store.head(subject.bucket, key)
-    except NotFound:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("custom", [{"a b": ""}, {"": ""}, {"ü": ""}, {"a": "x" * 1100}])

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +16,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from aisfs.csi import csi_pb2
+from tests.docs.documents import ROOT
 from tests.mount.content import fill
 from tests.support.mounts import environment, eventually, is_mountpoint, start_aisfs
 from tests.support.preloaded import Started
@@ -139,6 +141,29 @@ def _serves(pid: int) -> bool:
     with suppress(OSError):  # it has ended
         return os.getsid(pid) == pid and Path(f"/proc/{pid}/comm").read_text() != "sh\n"
     return False
+
+
+@contextmanager
+def mounter_after(
+    kubelet: Kubelet, home: Path, change: str, *arguments: str, **env: str
+) -> Iterator[None]:
+    """Run the mounter again, after some code that changes its module `m`, with `arguments` as `sys.argv[2:]`."""
+    kubelet.end("mounter")
+    place = kubelet.place / "mounter.sock"
+    place.unlink()
+    code = f"import os, sys; from pathlib import Path; import aisfs.csi.mounter as m\n{change}\nm.run(Path(sys.argv[1]))"
+    env = {"AIS_ENDPOINT": kubelet.server.endpoint, "AISFS_CACHE_DIR": str(home / "cache"), **env}
+    mounter = subprocess.Popen(
+        [sys.executable, "-c", code, place, *arguments], env=environment(env, home=home), cwd=ROOT
+    )
+    kubelet.processes["mounter"] = mounter
+    try:
+        assert eventually(place.exists)
+        yield
+    finally:
+        del kubelet.processes["mounter"]
+        mounter.terminate()
+        mounter.wait(60)
 
 
 def clear(target: Path) -> None:

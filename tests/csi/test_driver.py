@@ -164,6 +164,18 @@ WRONG = {
     "a token file": ("ais://b", {"token_file": "/x"}, "INVALID_ARGUMENT", "token-file: no option"),
     "a configuration": ("ais://b", {"config": "/x"}, "INVALID_ARGUMENT", "config: no option"),
     "a mount option": ("ais://b", {"flags": ["dev"]}, "INVALID_ARGUMENT", "dev: no option of volumes"),
+    "too many names": ("ais://b/{0..999999999}.tar", {}, "INVALID_ARGUMENT", "more than 1,000,000 names"),
+    "no user": ("ais://b", {"uid": 1 << 32}, "INVALID_ARGUMENT", "--uid: "),
+    "a name without an end": ("ais://b", {"x" * 99_999: 1}, "INVALID_ARGUMENT", "xxx…"),
+    "a source without an end": ("ais://b/{" + '"' * 50_000, {}, "INVALID_ARGUMENT", "braces do not match"),
+    "a line break": ("ais://b", {"secrets": {"a\nb": "c"}}, "INVALID_ARGUMENT", "secret a b: "),
+    "a token that is none": (
+        "ais://b", {"secrets": {"token": "a\r\nb: c"}}, "INVALID_ARGUMENT",
+        "token file of the volume's secret: the token is empty or holds characters",
+    ),
+    "a certificate that is none": (
+        "ais://b", {"secrets": {"client_ca": "x"}}, "INVALID_ARGUMENT", "--client-ca of the volume's secret: ",
+    ),
     "a bad value": ("ais://b", {"attr_ttl": "soon"}, "INVALID_ARGUMENT", "--attr-ttl: "),
     "an unknown secret": ("ais://b", {"secrets": {"x": "y"}}, "INVALID_ARGUMENT", "secret x: "),
     "another cluster": (

@@ -201,6 +201,7 @@ def test_tokens_are_exchanged_where_the_operator_says(tmp_path: Path):
             assert not any(token in seen for token in (of_pod, "a-client-secret", *issuer.issued))
 
 
+REFUSED = "eyJhbGciOiJSUzI1NiJ9.refused.signature"
 WHEN = "2025-07-01T10:00:00.000Z"
 
 
@@ -219,6 +220,15 @@ class Cloud(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
+    def show(self, token: str) -> bool:
+        """Take the token of a pod; answer that it is refused, if it is."""
+        self.shown.append(token)
+        if token == REFUSED:
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        return token != REFUSED
+
     def form(self) -> dict[str, str]:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         query = parse_qs(f"{self.path.partition('?')[2]}&{body}")
@@ -232,7 +242,8 @@ class Azure(Cloud):
     def do_POST(self) -> None:
         form = self.form()
         assert (self.path, form["client_id"]) == ("/tenant-1/oauth2/v2.0/token", "client-1")
-        self.shown.append(form["client_assertion"])
+        if not self.show(form["client_assertion"]):
+            return
         said = {"access_token": f"azure-{len(self.shown)}", "expires_in": 1, "token_type": "Bearer"}
         self.answer(json.dumps(said), "application/json")
 
@@ -249,7 +260,8 @@ class Amazon(Cloud):
     def do_POST(self) -> None:
         form = self.form()
         assert (form["Action"], form["RoleArn"]) == ("AssumeRoleWithWebIdentity", ROLE)
-        self.shown.append(form["WebIdentityToken"])
+        if not self.show(form["WebIdentityToken"]):
+            return
         end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
         result = "AssumeRoleWithWebIdentityResult"
         self.answer(
@@ -266,36 +278,107 @@ class Amazon(Cloud):
         )
 
 
+class PodIdentity(Amazon):
+    """Amazon with the agent of EKS Pod Identity, which takes the bare token and speaks plain HTTP."""
+
+    def do_GET(self) -> None:
+        if self.path != "/v1/credentials":
+            super().do_GET()
+            return
+        if not self.show(self.headers["Authorization"]):
+            return
+        end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        said = {"AccessKeyId": "ROLE", "SecretAccessKey": "S", "Token": "T", "Expiration": end}
+        self.answer(json.dumps(said), "application/json")
+
+
+class Google(Cloud):
+    """Its services that exchange tokens and act as service accounts, and its storage."""
+
+    def do_POST(self) -> None:
+        if self.path == "/v1/token":
+            form = self.form()
+            if not self.show(form.pop("subject_token")):
+                return
+            assert form == {
+                "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
+                "audience": f"//iam.googleapis.com/{PROVIDER}",
+                "scope": "https://www.googleapis.com/auth/cloud-platform",
+                "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
+                "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            }
+            said = {"access_token": f"federated-{len(self.shown)}", "expires_in": 1}
+            kind = "urn:ietf:params:oauth:token-type:access_token"
+            self.answer(json.dumps({**said, "issued_token_type": kind, "token_type": "Bearer"}))
+            return
+        assert self.path == f"/v1/projects/-/serviceAccounts/{ACCOUNT}:generateAccessToken"
+        assert self.headers["Authorization"] == f"Bearer federated-{len(self.shown)}"
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["scope"] == ["https://www.googleapis.com/auth/cloud-platform"]
+        end = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.answer(json.dumps({"accessToken": f"account-{len(self.shown)}", "expireTime": end}))
+
+    do_GET = Amazon.do_GET  # Google's storage speaks this XML, too
+
+
 @contextmanager
 def running_cloud(kind: type[Cloud], certificate: tuple[Path, Path]) -> Iterator[str]:
-    """Run a cloud with TLS, which libraries demand for what is secret; yield its URL."""
+    """Run a cloud, with TLS where libraries demand it for what is secret; yield its URL."""
     kind.shown, kind.came = [], []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+    scheme = "http"
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        if kind is not PodIdentity:
+            scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"https://127.0.0.1:{server.server_port}"
+            yield f"{scheme}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
 
 
 ROLE = "arn:aws:iam::123456789012:role/pets"
+PROVIDER = "projects/123/locations/global/workloadIdentityPools/pool/providers/kubernetes"
+ACCOUNT = "pets@project.iam.gserviceaccount.com"
+_OF_GOOGLE = (
+    {"GOOGLE_BASE_URL": "", **dict.fromkeys((f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}" for name in ("STS", "IAMCREDENTIALS")), "/")},
+    {"GOOGLE_SERVICE_ACCOUNT_KEY": "of-the-node", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"},
+)  # fmt: skip
 CLOUDS = {
     "azure": (
         Azure, "az+direct://account/container", "api://AzureADTokenExchange", r"Bearer azure-\d+",
         {"azure-client-id": "client-1", "azure-tenant-id": "tenant-1"},
-        ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_ENDPOINT"),
-        {"AZURE_STORAGE_ACCOUNT_KEY": "bm9kZQ==", "AZURE_CLIENT_SECRET": "of-the-node"},
+        {"AZURE_AUTHORITY_HOST": "", "AZURE_STORAGE_ENDPOINT": ""},
+        {
+            "AZURE_STORAGE_MASTER_KEY": "bm9kZQ==", "AZURE_CLIENT_SECRET": "of-the-node",
+            "AZURE_STORAGE_CLIENT_ID": "of-the-node",
+        },
     ),
     "amazon": (
         Amazon, "s3+direct://pets", "sts.amazonaws.com", r"AWS4-HMAC-SHA256 Credential=ROLE/\d+/eu-west-1/s3/.*",
         {"aws-role-arn": ROLE, "region": "eu-west-1"},
-        ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_STS"),
+        {"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_STS": ""},
         {"AWS_ACCESS_KEY_ID": "NODE", "AWS_SECRET_ACCESS_KEY": "of-the-node", "AWS_PROFILE": "node"},
     ),
+    "google": (
+        Google, "gs+direct://pets", f"https://iam.googleapis.com/{PROVIDER}", r"Bearer federated-\d+",
+        {"google-provider": PROVIDER}, *_OF_GOOGLE,
+    ),
+    "google's service account": (
+        Google, "gs+direct://pets", f"https://iam.googleapis.com/{PROVIDER}", r"Bearer account-\d+",
+        {"google-provider": PROVIDER, "google-service-account": ACCOUNT}, *_OF_GOOGLE,
+    ),
+    "pod identity": (
+        PodIdentity, "s3+direct://pets", "pods.eks.amazonaws.com", r"AWS4-HMAC-SHA256 Credential=ROLE/.*",
+        {"aws-pod-identity": "true", "region": "eu-west-1"},
+        {"AWS_ENDPOINT_URL": "", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "/v1/credentials"},
+        {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/node", "AWS_WEB_IDENTITY_TOKEN_FILE": "/dev/null"},
+    ),
 }  # fmt: skip
+"""Of each: its source, the audience, whose requests are, what a volume says, where the mounter finds the cloud, and as whom it
+would itself."""
 
 
 @pytest.mark.parametrize("name", CLOUDS)
@@ -305,7 +388,8 @@ def test_a_cloud_knows_the_pod_and_not_the_mounter(tmp_path: Path, name: str):
     with running_cloud(cloud, (crt, key)) as url, running_kubelet() as kubelet:
         for process in ("driver", "mounter"):
             kubelet.end(process)
-        kubelet.start("mounter", AIS_CLIENT_CA=str(crt), **dict.fromkeys(urls, url), **own)
+        urls = {variable: f"{url}{path}" for variable, path in urls.items()}
+        kubelet.start("mounter", AIS_CLIENT_CA=str(crt), **urls, **own)
         kubelet.start("driver", "--allow-scheme", source.partition(":")[0])
         target = kubelet.place / "pods" / "v"
         tokens = [
@@ -329,7 +413,24 @@ def test_a_cloud_knows_the_pod_and_not_the_mounter(tmp_path: Path, name: str):
         code, said = refusal(kubelet.publish, target, source, **who)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert f"no token of the pod for the audience {audience}" in said
-        assert not any(token in kubelet.log() for token in tokens)
+        code, said = refusal(kubelet.publish, target, source, tokens={audience: REFUSED}, **who)
+        assert code is grpc.StatusCode.PERMISSION_DENIED, said
+        assert "the cloud gives the service account of the pod no access" in said
+        assert not any(token in kubelet.log() for token in (*tokens, REFUSED))
+
+
+def test_a_token_service_that_is_away_is_no_refusal():
+    with running_kubelet() as kubelet:
+        for process in ("driver", "mounter"):
+            kubelet.end(process)
+        kubelet.start("mounter", CLOUDSDK_API_ENDPOINT_OVERRIDES_STS="http://127.0.0.1:1")
+        kubelet.start("driver", "--allow-scheme", "gs+direct")
+        tokens = {f"https://iam.googleapis.com/{PROVIDER}": "x.y.z"}
+        who = {"google-provider": PROVIDER, "io-timeout": 2}
+        target = kubelet.place / "pods" / "v"
+        code, said = refusal(kubelet.publish, target, "gs+direct://pets", tokens=tokens, **who)
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "token exchange at http://127.0.0.1:1/v1/token: " in said
 
 
 AWS = {"sts.amazonaws.com": "x.y.z"}
@@ -351,6 +452,10 @@ def test_what_a_volume_gets_of_the_tokens_of_its_pod():
     found = volume(tokens, {"token": "t"}, aws_role_arn=ROLE, region="eu-west-1")
     assert found.secrets == {"token": "t", "cloud_token": "x.y.z"}
     assert found.cloud.variables == {"AWS_ROLE_ARN": ROLE, "AWS_REGION": "eu-west-1"}
+    found = volume({**tokens, "pods.eks.amazonaws.com": "p.o.d"}, aws_pod_identity="True")
+    assert found.secrets["cloud_token"] == "p.o.d"
+    agent = "http://169.254.170.23/v1/credentials"
+    assert found.cloud.variables == {"AWS_CONTAINER_CREDENTIALS_FULL_URI": agent}
     # Kubernetes 1.35 hands them over as secrets, if the CSIDriver says so.
     text = json.dumps(
         {"aistore": {"token": "a.b.c", "expirationTimestamp": "2126-01-01T00:00:00Z"}}
@@ -367,7 +472,20 @@ def test_what_a_volume_gets_of_the_tokens_of_its_pod():
         ({"aws_role_arn": "role/pets"}, "aws-role-arn: "),
         ({"azure_client_id": "c"}, "belong together"),
         ({"azure_client_id": "c", "azure_tenant_id": "a/../b"}, "azure-tenant-id: "),
-        ({"azure_client_id": "c", "azure_tenant_id": "t", "aws_role_arn": ROLE}, "one cloud"),
+        ({"azure_client_id": "c", "azure_tenant_id": "t", "aws_role_arn": ROLE}, "one identity"),
+        ({"aws_pod_identity": "http://evil.example/"}, "aws-pod-identity: "),
+        ({"google_provider": "pool/providers/x"}, "google-provider: "),
+        ({"google_service_account": ACCOUNT}, "needs google-provider"),
+        (
+            {"google_provider": PROVIDER, "google_service_account": "x/../y"},
+            "google-service-account: ",
+        ),
+        (
+            {"google_provider": PROVIDER},
+            "for the audience https://iam.googleapis.com/projects/123/",
+        ),
+        ({"aws_pod_identity": "true", "aws_role_arn": ROLE}, "one identity"),
+        ({"aws_pod_identity": "true"}, "for the audience pods.eks.amazonaws.com"),
         ({"aws_role_arn": ROLE}, "for the audience sts.amazonaws.com"),
     ],
 )
@@ -376,7 +494,8 @@ def test_what_makes_no_identity(attributes: dict[str, str], said: str):
         volume({"aistore": "a.b.c"}, **attributes)
 
 
-def test_tokens_that_are_not_of_the_form_are_not_repeated():
+@pytest.mark.parametrize("rest", ["", ': {"x": ' + "[" * 9999])
+def test_tokens_that_are_not_of_the_form_are_not_repeated(rest: str):
     with pytest.raises(ConfigError, match="not of the form") as caught:
-        volume('{"aistore": "a-secret-one"}')
+        volume(f'{{"a-secret-one"{rest}')
     assert "a-secret-one" not in str(caught.value)

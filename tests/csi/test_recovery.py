@@ -19,10 +19,10 @@ import pytest
 from aisfs.csi import targets
 from aisfs.csi.mounter import connect
 from aisfs.fuse import mountpoint
-from tests.csi.conftest import MODES, TOKEN, Kubelet, running_kubelet
+from tests.csi.conftest import MODES, TOKEN, Kubelet, mounter_after, running_kubelet
 from tests.csi.test_driver import refusal
-from tests.docs.documents import ROOT
-from tests.support.mounts import environment, eventually, is_mountpoint, run
+from tests.support import web_servers
+from tests.support.mounts import eventually, is_mountpoint, run
 
 pytestmark = pytest.mark.mount
 WRITER = MODES.SINGLE_NODE_WRITER
@@ -269,6 +269,33 @@ def test_rotated_secrets_reach_the_daemon(kubelet: Kubelet, target: Path, restar
         kubelet.unpublish(target)
 
 
+def test_a_rotated_authority_reaches_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with running_kubelet() as kubelet:
+        port = web_servers._free_port()
+        monkeypatch.setattr(web_servers, "_free_port", lambda: port)
+        for name in ("driver", "mounter"):
+            kubelet.end(name)
+        kubelet.start("mounter", AIS_ENDPOINT=f"https://127.0.0.1:{port}")
+        kubelet.start("driver")
+        target = kubelet.place / "pods" / "v"
+        proxy = f"proxy_pass {kubelet.server.endpoint};"
+        daemons = set()
+        for number in (1, 2):
+            place = tmp_path / str(number)
+            place.mkdir()
+            pair = web_servers.make_certificate(place)
+            with web_servers.nginx(place, autoindex=False, certificate=pair, more=proxy):
+                if number == 2:
+                    with pytest.raises(OSError, match="Input/output"):
+                        os.listdir(target)
+                secrets = {"client_ca": pair[0].read_text()}
+                kubelet.publish(target, secrets=secrets, attr_ttl=0, list_ttl=0, io_timeout=3)
+                assert "a.txt" in os.listdir(target)
+                daemons.add(kubelet.daemon())
+        assert len(daemons) == 1
+        kubelet.unpublish(target)
+
+
 @pytest.mark.parametrize("secrets", [{}, {"token": TOKEN}])
 def test_a_refused_token_names_the_secret(kubelet: Kubelet, target: Path, secrets: dict[str, str]):
     try:
@@ -340,31 +367,17 @@ def use_up(group: Path, victim: int) -> None:
 def test_a_daemon_that_is_killed_for_lack_of_memory_is_an_event_of_its_pod(tmp_path: Path):
     with memory_group(1 << 30) as group, running_kubelet() as kubelet:
         target = kubelet.place / "pods" / "v"
-        kubelet.end("mounter")
         # In its group from the start, as that of a container is.
-        code = (
-            "import os, sys; from pathlib import Path; import aisfs.csi.mounter as m;"
-            "Path(sys.argv[2], 'cgroup.procs').write_text(str(os.getpid())); m.run(Path(sys.argv[1]))"
-        )
-        env = {"AIS_ENDPOINT": kubelet.server.endpoint, "AISFS_CACHE_SIZE": "0"}
-        place = kubelet.place / "mounter.sock"
-        place.unlink()
-        mounter = subprocess.Popen(
-            [sys.executable, "-c", code, place, group],
-            env=environment(env, home=tmp_path),
-            cwd=ROOT,
-        )
-        kubelet.processes["mounter"] = mounter
-        try:
-            assert eventually(place.exists)
+        change = "Path(sys.argv[2], 'cgroup.procs').write_text(str(os.getpid()))"
+        with mounter_after(kubelet, tmp_path, change, str(group), AISFS_CACHE_SIZE="0"):
             kubelet.publish(target)
             use_up(group, kubelet.daemon())
             assert eventually(lambda: not kubelet.daemons())
             stats = kubelet.call("NodeGetVolumeStats", volume_id="v", volume_path=str(target))
             assert stats.volume_condition.abnormal
             assert "for lack of memory" in stats.volume_condition.message
-            code_, said = refusal(kubelet.publish, target)
-            assert code_ is grpc.StatusCode.UNAVAILABLE
+            code, said = refusal(kubelet.publish, target)
+            assert code is grpc.StatusCode.UNAVAILABLE
             assert "for lack of memory" in said
             assert "is mounted again" in said
             assert (target / "a.txt").read_bytes() == b"a"
@@ -373,10 +386,53 @@ def test_a_daemon_that_is_killed_for_lack_of_memory_is_an_event_of_its_pod(tmp_p
             assert not stats.volume_condition.abnormal
             assert "for lack of memory" in stats.volume_condition.message
             kubelet.unpublish(target)
-        finally:
-            del kubelet.processes["mounter"]
-            mounter.terminate()
-            mounter.wait(60)
+
+
+def test_daemons_that_end_at_the_same_time_are_all_counted_and_do_not_end_the_mounter():
+    code = """
+import os, signal, time
+from pathlib import Path
+from aisfs.csi.mounter import _Ends
+ends = _Ends()
+signal.signal(signal.SIGCHLD, lambda *_: ends.reap())
+for number in range(300):
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        Path("/proc/self/comm").write_text(f"aisfs vol {number}")
+        os.kill(os.getpid(), signal.SIGKILL)
+children, end = Path("/proc/thread-self/children"), time.monotonic() + 60
+while children.read_text() and time.monotonic() < end:
+    time.sleep(0.05)
+print(ends.deaths)
+"""
+    done = run(sys.executable, "-c", code)
+    assert done.stdout == b"{'SIGKILL': 300}\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("who", ["mounter", "child"])
+def test_a_mounter_that_can_start_no_process_keeps_its_volumes(tmp_path: Path, who: str):
+    change = """
+fork, main, full = os.fork, os.getpid(), Path(sys.argv[2])
+def some():
+    if full.exists() and full.read_text() == ("mounter" if os.getpid() == main else "child"):
+        raise BlockingIOError(11, os.strerror(11))
+    return fork()
+os.fork = some
+"""
+    full = tmp_path / "full"
+    with running_kubelet() as kubelet, mounter_after(kubelet, tmp_path, change, str(full)):
+        first, second = (kubelet.place / "pods" / name for name in ("first", "second"))
+        kubelet.publish(first)
+        full.write_text(who)
+        code, said = refusal(kubelet.publish, second)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the mounter can start no process: Resource temporarily unavailable" in said
+        assert (first / "a.txt").read_bytes() == b"a"
+        full.unlink()
+        kubelet.publish(second)
+        assert (second / "a.txt").read_bytes() == b"a"
+        for target in (first, second):
+            kubelet.unpublish(target)
 
 
 def test_a_driver_of_another_version_hears_so_and_volumes_go_on(kubelet: Kubelet, target: Path):

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +13,9 @@ import pytest
 
 from aisfs.csi import targets
 from aisfs.csi.volumes import Code, VolumeError, parse_volume
-from tests.csi.conftest import Kubelet, running_kubelet
+from tests.csi.conftest import Kubelet, mounter_after, running_kubelet
 from tests.csi.test_driver import refusal
-from tests.docs.documents import ROOT
-from tests.support.mounts import environment, eventually, is_mountpoint
+from tests.support.mounts import eventually, is_mountpoint
 from tests.support.web_servers import nginx
 
 pytestmark = pytest.mark.mount
@@ -117,35 +113,16 @@ def test_a_namespace_leaves_room_for_others():
 
 
 def test_a_volume_that_is_not_ready_in_time_is_given_up(tmp_path: Path):
-    with running_kubelet() as kubelet:
-        kubelet.end("mounter")
-        code = (
-            "import sys; from pathlib import Path; import aisfs.csi.mounter as m;"
-            "m.OPEN_SECONDS = 2.0; m.END_SECONDS = 2; m.run(Path(sys.argv[1]))"
-        )
-        env = {"AIS_ENDPOINT": kubelet.server.endpoint, "AISFS_CACHE_DIR": str(tmp_path / "cache")}
-        socket = kubelet.place / "mounter.sock"
-        socket.unlink()
-        mounter = subprocess.Popen(
-            [sys.executable, "-c", code, str(socket)],
-            env=environment(env, home=tmp_path),
-            cwd=ROOT,
-        )
-        kubelet.processes["mounter"] = mounter
+    change = "m.OPEN_SECONDS = 2.0; m.END_SECONDS = 2"
+    with running_kubelet() as kubelet, mounter_after(kubelet, tmp_path, change):
         kubelet.server.faults([SLOW])
-        try:
-            assert eventually(socket.exists)
-            target = kubelet.place / "pods" / "v"
-            code, said = refusal(kubelet.publish, target, "ais://b/slow.tar", view="class")
-            assert code is grpc.StatusCode.UNAVAILABLE
-            assert "not ready within 2 s" in said
-            assert not target.exists()
-            assert eventually(lambda: not kubelet.daemons())
-        finally:
-            kubelet.server.faults([])
-            del kubelet.processes["mounter"]
-            mounter.send_signal(signal.SIGTERM)
-            mounter.wait(60)
+        target = kubelet.place / "pods" / "v"
+        code, said = refusal(kubelet.publish, target, "ais://b/slow.tar", view="class")
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "not ready within 2 s" in said
+        assert not target.exists()
+        assert eventually(lambda: not kubelet.daemons())
+        kubelet.server.faults([])
 
 
 @pytest.mark.parametrize("where", ["target", "parent", "above"])

@@ -7,7 +7,10 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
 CONFIGURATION = ROOT / "docs" / "CONFIGURATION.md"
+KUBERNETES = ROOT / "docs" / "KUBERNETES.md"
 SEMANTICS = ROOT / "docs" / "SEMANTICS.md"
+CELL_WORDS = 25
+"""Most words in a cell of a table: details belong below it."""
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 

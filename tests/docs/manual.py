@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from aisfs import __version__
-from aisfs.commands.groups import Group, grouped
-from aisfs.commands.guide import EXAMPLES, SHELLS, script
+from aisfs.commands.guide import EXAMPLES, SHELLS, grouped, script
 from aisfs.commands.main import cli
 from aisfs.commands.options import Exit
+from aisfs.settings.values import Group
 from tests.docs.documents import CONFIGURATION, ROOT, rows, section
 from tests.docs.tables import member_docstrings
 
@@ -116,7 +116,7 @@ def options(name: str, command: click.Command) -> list[str]:
         for row in rows(section(CONFIGURATION, f"aisfs {name}"))
         if row[0].startswith("`-")
     }
-    groups = grouped(command.params)
+    groups = grouped(o for o in command.params if isinstance(o, click.Option) and not o.hidden)
     found = []
     for group, members in groups.items():
         if len(groups) > 1:

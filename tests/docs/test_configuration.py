@@ -7,61 +7,20 @@ from types import SimpleNamespace
 
 import click
 import pytest
-from pydantic import ByteSize, SecretStr
 
-from aisfs.commands.main import cli
 from aisfs.commands.mount import _IGNORED, _KERNEL
+from aisfs.commands.options import Described
 from aisfs.errors import ConfigError
 from aisfs.settings import (
+    ALL_SETTINGS,
     CacheSettings,
     ClusterSettings,
-    LogSettings,
-    MonitoringSettings,
-    TreeSettings,
-    ViewSettings,
     WriteSettings,
 )
+from aisfs.settings.values import KNOWN
 from tests.docs.documents import CONFIGURATION, rows, section
+from tests.docs.tables import COMMANDS
 from tests.support.for_each import for_each
-
-SETTINGS = (
-    ClusterSettings,
-    TreeSettings,
-    CacheSettings,
-    ViewSettings,
-    WriteSettings,
-    LogSettings,
-    MonitoringSettings,
-)
-MODES = ("file_mode", "dir_mode")
-COMPUTED = {
-    "uid": "the mounting user",
-    "gid": "the mounting user",
-    "cache_dir": "the user's cache directory",
-    "cache_size": "10GiB or a tenth of the free disk",
-    "staging_dir": "the user's state directory",
-    "staging_size": "half of the free disk",
-    "memory_limit": "512MiB, or less",
-}
-"""Defaults that depend on the user and the machine."""
-OWN = {"pack": ("key_rule",)}
-"""Options of a command that a setting of mounts has the name of."""
-
-
-def leaves(group: click.Group, before: str = "") -> dict[str, click.Command]:
-    """All commands that do something, by the words that call them."""
-    found: dict[str, click.Command] = {}
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            found |= leaves(command, f"{before}{name} ")
-        else:
-            found[before + name] = command
-    return found
-
-
-COMMANDS = leaves(cli)
 
 
 def options(command: str) -> dict[str, click.Option]:
@@ -85,10 +44,6 @@ def variables() -> dict[str, list[str]]:
     return {row[0].strip("`"): row for row in rows(section(CONFIGURATION, "Environment"))}
 
 
-def fields() -> dict[str, object]:
-    return {name: field for cls in SETTINGS for name, field in cls.model_fields.items()}
-
-
 @for_each("command", COMMANDS)
 def test_options(command: str):
     actual = options(command)
@@ -100,34 +55,10 @@ def test_options(command: str):
 
 
 @for_each("command", COMMANDS)
-def test_defaults_of_options(command: str):
-    table = documented(command)
+def test_options_of_settings_have_no_default_of_their_own(command: str):
     for name, option in options(command).items():
-        said = table[name][1].strip("`")
-        if option.name in fields() and option.name not in OWN.get(command, ()):
-            assert option.default in (None, click.core.UNSET), f"{name}: config has the default"
-            assert said == default_in_words(option.name), name
-        elif option.is_flag:
-            assert said == "off", name
-        elif option.default in (None, click.core.UNSET) or option.multiple:
-            assert said == "none", name
-        else:
-            assert said == str(option.default), name
-
-
-def default_in_words(name: str) -> str:
-    field = fields()[name]
-    if name in COMPUTED:
-        return COMPUTED[name]
-    if field.default in ("", None):
-        return field.validation_alias or "none"
-    if field.default is False:
-        return "off"
-    if name in MODES:
-        return f"{field.default:04o}"
-    if isinstance(field.default, ByteSize):
-        return f"{field.default >> 20}MiB"
-    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        if isinstance(option, Described) and option.setting is not None:
+            assert option.default in (None, click.core.UNSET), name
 
 
 def test_defaults_that_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -173,23 +104,10 @@ def test_least_memory_limit():
         CacheSettings.load({"memory_limit": below})
 
 
-def test_every_field_can_be_set_somehow():
-    from_options = {option.name for option in options("mount").values()}
-    for name, field in fields().items():
-        by_option = not {name, f"no_{name}"}.isdisjoint(from_options)
-        assert by_option or field.validation_alias in variables(), name
-
-
-def test_variables():
-    aliases = {field.validation_alias: name for name, field in fields().items()}
-    aliases.pop(None)
-    table = variables()
-    assert set(table) == set(aliases)
-    for variable, name in aliases.items():
-        default = fields()[name].default
-        words = {"": "none", None: "none", False: "off"}
-        said = words.get(default) or f"{default:g}"
-        assert table[variable][1] == said, variable
+def test_every_setting_can_be_set_somehow():
+    typed = {option.name for option in options("mount").values()}
+    for option in KNOWN.values():
+        assert option.parameter in typed if option.typed else option.variable in variables()
 
 
 def test_variables_are_in_the_help_of_mount():
@@ -198,18 +116,18 @@ def test_variables_are_in_the_help_of_mount():
 
 
 def test_no_other_variable_changes_anything(monkeypatch: pytest.MonkeyPatch):
-    for name in fields():
+    for name in KNOWN:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    before = [cls.load({}) for cls in SETTINGS]
-    for name, field in fields().items():
-        if field.validation_alias != name.upper():
+    before = [cls.load({}) for cls in ALL_SETTINGS]
+    for name, option in KNOWN.items():
+        if option.variable != name.upper():
             monkeypatch.setenv(name.upper(), "1")
-    assert [cls.load({}) for cls in SETTINGS] == before
+    assert [cls.load({}) for cls in ALL_SETTINGS] == before
 
 
 def test_words_that_mean_yes():
-    said = variables()["AIS_SKIP_VERIFY_CRT"][2].partition(":")[0]
+    said = variables()["AIS_SKIP_VERIFY_CRT"][2]
     words = re.findall(r"`(\w+)`", said)
     assert words
     for word in (*words, words[0].upper()):
@@ -235,7 +153,7 @@ def test_the_token_chain_is_in_the_order_told(tmp_path: Path, monkeypatch: pytes
     for name, value in (
         ("third", {}),
         ("second", {"authn_token_file": named}),
-        ("first", {"authn_token_file": named, "token": SecretStr("first")}),
+        ("first", {"authn_token_file": named, "token": "first"}),
     ):
         settings = ClusterSettings.load(value)
         assert Credentials.load(settings).authorization() == f"Bearer {name}"

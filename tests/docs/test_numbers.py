@@ -33,7 +33,6 @@ TOLD = [
     ("a quarter of the disk cache", services.PREFETCH_SHARE == 4),
     (f"`read_ahead_kb` is raised to {mountpoint.READ_AHEAD_KB}", True),
     (f"`max_background` to {mountpoint.MAX_BACKGROUND}", True),
-    (f"begin with {shard_readers.GLANCE_MIN >> 10} to {shard_readers.GLANCE_MAX >> 10} KiB", True),
     (f"up to {scanning.WALKS} shards at once", True),
     (f"{scanning.STREAMS} shards are streamed at once", True),
     (f"for {parts.SCANNED_SECONDS / 60:.0f} minutes", True),

@@ -2,6 +2,7 @@
 
 from tests.docs.documents import (
     ARCHITECTURE,
+    CELL_WORDS,
     CONFIGURATION,
     README,
     ROOT,
@@ -22,7 +23,6 @@ PAGES = [
     ROOT / "docs" / "MONITORING.md",
     ROOT / "docs" / "COMPARISON.md",
 ]
-CELL_WORDS = 25
 
 
 @for_each("page", PAGES)

@@ -1,12 +1,14 @@
-"""The tables of SEMANTICS say what the code does."""
+"""Tables of the documents that are made from the code say what it does."""
 
 import inspect
+from pathlib import Path
+
+import pytest
 
 from aisfs import errors
 from aisfs.errors import AisfsError
 from aisfs.filesystem.errnos import ERRNOS
-from tests.docs.documents import SEMANTICS
-from tests.docs.tables import with_tables
+from tests.docs.tables import TABLES, with_tables
 
 OF_COMMANDS = {
     "ConfigError",
@@ -23,9 +25,9 @@ OF_COMMANDS = {
 """What only a command can say; no request of the kernel ends in one."""
 
 
-def test_tables_of_semantics_are_those_of_the_code():
-    text = SEMANTICS.read_text()
-    assert text == with_tables(text), "run: python -m tests.docs.tables"
+@pytest.mark.parametrize("document", TABLES, ids=lambda document: document.name)
+def test_tables_are_those_of_the_code(document: Path):
+    assert document.read_text() == with_tables(document), "run: python -m tests.docs.tables"
 
 
 def test_every_error_has_an_errno_of_its_own():

@@ -12,7 +12,7 @@ from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
 from tests.support.for_each import for_each
 
@@ -146,7 +146,11 @@ async def test_a_head_without_end_ends(answer, method):
     async with connected(answering(answer, method=method), read_timeout=0.5) as (client, _):
         content = BytesContent(b"12345")
         with pytest.raises(Unavailable):
-            await (client.list_page(B, "") if method == "GET" else client.upload(B, "k", content))
+            await (
+                client.list_page(B, "")
+                if method == "GET"
+                else client.upload(Upload(B, "k", content))
+            )
 
 
 @for_each(

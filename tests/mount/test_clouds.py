@@ -595,7 +595,13 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
     assert b"no connection to http://127.0.0.1:1: Connection refused" in done.stderr
+    federated = tmp_path / "federated.json"  # as gcloud writes it for Amazon
+    federated.write_text(
+        '{"type": "external_account", "audience": "//iam.googleapis.com/p", "token_url": "https://sts.googleapis.com/v1/token",'
+        ' "credential_source": {"environment_id": "aws1", "url": "http://169.254.169.254"}}'
+    )
     for more, reason in (
+        ({"GOOGLE_APPLICATION_CREDENTIALS": str(federated)}, b"only the kind with a token in a file is read"),
         ({"AWS_ENDPOINT_URL": "host:9000x://y"}, b"is no URL such as http://host:9000"),
         ({"GOOGLE_APPLICATION_CREDENTIALS": "/no/key.json"}, b"(credentials: GOOGLE_APPLICATION_CREDENTIALS)"),
     ):  # fmt: skip
@@ -727,22 +733,20 @@ def test_profile_of_aws(s3: Cloud, tmp_path: Path):
     assert done.stdout == b"d/\nreadme.txt\ntrain/\n", done.stderr
 
 
-# Faults of the embedded server's /s3; those of S3 itself are in `test_faults` and its like -------
+# Faults of uploads; others are in `test_faults` and its like ---------------------------------------
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    root = tmp_path_factory.mktemp("faulty").resolve()
-    (root / "pets").mkdir()
-    (root / "pets" / "big.bin").write_bytes(BIG)
-    with running_server(root, faulty=True, traps=False) as server:
+def faulty(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    s3.make_bucket("pets")
+    root = tmp_path_factory.mktemp("proxy")
+    with running_server(root, faulty=True, forward=s3.url) as server:
         yield server
 
 
 @contextmanager
 def mount_of_faulty(faulty: RunningServer, mountpoint: Path, *options: str) -> Iterator[Mount]:
-    url = f"{faulty.endpoint}/s3"
-    env = {**s3_environment(url), "AIS_READ_TIMEOUT": "1"}
+    env = {**s3_environment(faulty.endpoint), "AIS_READ_TIMEOUT": "1"}
     try:
         with mounted(
             "s3+direct://pets",
@@ -756,7 +760,7 @@ def mount_of_faulty(faulty: RunningServer, mountpoint: Path, *options: str) -> I
         faulty.faults([])
 
 
-def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
+def test_recover(faulty: RunningServer, s3: S3, mountpoint: Path, tmp_path: Path):
     """What could not be sent goes later to the store it was written for, and to no other."""
     staging = ["--staging-dir", str(tmp_path / "staging")]
     options = ["--writable", "--io-timeout", "2", *staging]
@@ -764,27 +768,27 @@ def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
         faulty.faults([{"action": "status", "match": {"method": "PUT"}, "times": -1}])
         with pytest.raises(OSError, match=r"error|timed out"):
             (mount.path / "new.txt").write_bytes(b"written")
-    here = s3_environment(f"{faulty.endpoint}/s3")
+    here = s3_environment(faulty.endpoint)
     elsewhere = aisfs(
         "recover", "--upload", "--all", *staging, env=s3_environment("http://127.0.0.1:1")
     )
     assert b"the environment leads to" in elsewhere.stderr, elsewhere
     done = aisfs("recover", "--upload", "--all", *staging, env=here)
     assert done.returncode == Exit.OK, done
-    assert (faulty.root / "pets" / "new.txt").read_bytes() == b"written"
+    assert s3.get("pets", "new.txt") == b"written"
 
 
 @pytest.mark.parametrize("part_size", ["256MiB", "5MiB"], ids=["whole", "parts"])
 def test_questions_that_hang_beside_an_upload(
-    part_size: str, faulty: RunningServer, mountpoint: Path, tmp_path: Path
+    part_size: str, faulty: RunningServer, s3: S3, mountpoint: Path, tmp_path: Path
 ):
     """The cloud is asked whether it answers while a slow line sends; some of the answers never come."""
-    bucket, data = S3("s3", f"{faulty.endpoint}/s3", {}), payload(7 << 20)
+    data = payload(7 << 20)
     hang = {"action": "stall", "seconds": 600, "until_cleared": True, "times": -1}
     options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
     options += ["--io-timeout", "4", "--part-size", part_size]
     log = ["given up", "was not uploaded", "kept"]
-    with slow_line(f"{faulty.endpoint}/s3", 2e6) as line:
+    with slow_line(faulty.endpoint, 2e6) as line:
         env = {**s3_environment(line.url), "AIS_READ_TIMEOUT": "1"}
         with mounted(
             "s3+direct://pets", mountpoint, options=options, env=env, expected_log=log
@@ -795,7 +799,7 @@ def test_questions_that_hang_beside_an_upload(
                 faulty.faults([{**hang, "match": {"method": "HEAD"}, "every": 3}])
             assert sum(faulty.struck()) > 0, "nothing hung"
             faulty.faults([])
-            assert bucket.get("pets", f"sent-{part_size}") == data
+            assert s3.get("pets", f"sent-{part_size}") == data
 
             lost = open(mount.path / f"lost-{part_size}", "wb")  # noqa: SIM115 - its close fails
             lost.write(data)
@@ -806,7 +810,7 @@ def test_questions_that_hang_beside_an_upload(
             assert sum(faulty.struck()) > 0, "nothing hung"
             faulty.faults([])
             (mount.path / "later").write_bytes(b"later")
-            assert bucket.get("pets", "later") == b"later"
+            assert s3.get("pets", "later") == b"later"
         done = aisfs("recover", "--upload", "--all", "--force", *options[1:3], env=env)
         assert done.returncode == Exit.OK, done
-    assert bucket.get("pets", f"lost-{part_size}") == data
+    assert s3.get("pets", f"lost-{part_size}") == data

@@ -10,7 +10,7 @@ import pytest
 
 from aisfs.commands.options import Exit
 from tests.mount.datasets import sample, tree, write_shard
-from tests.support.clouds import s3_environment
+from tests.support.clouds import S3, moto, s3_environment
 from tests.support.hub import running_hub
 from tests.support.mounts import aisfs, mounted
 from tests.support.servers import RunningServer, running_server
@@ -150,31 +150,39 @@ def test_the_hub(site: Path, mountpoint: Path, tmp_path: Path):
         assert all(line.endswith(".idx") for line in fetched)
 
 
-@pytest.fixture
-def s3(tmp_path: Path) -> Iterator[RunningServer]:
-    root = tmp_path / "store"
-    for number in range(SHARDS):
-        write(root / "pets" / "data", number)
-    with running_server(root, traps=False) as server:
-        yield server
-
-
-def test_clouds(s3: RunningServer, mountpoint: Path, tmp_path: Path):
+def test_clouds(site: Path, mountpoint: Path, tmp_path: Path):
     """Also over the URLs of the bucket, whose ETags are the same."""
-    env = s3_environment(f"{s3.endpoint}/s3")
+    (tmp_path / "proxy").mkdir()
+    with (
+        moto() as s3,
+        running_server(tmp_path / "proxy", faulty=True, forward=s3.url) as proxy,
+    ):
+        s3.make_bucket("pets")
+        for shard in (site / "data").iterdir():
+            s3.put("pets", f"data/{shard.name}", shard.read_bytes())
+        use_indexes_of_a_cloud(s3, proxy, site, mountpoint, tmp_path)
+
+
+def use_indexes_of_a_cloud(
+    s3: S3, proxy: RunningServer, site: Path, mountpoint: Path, tmp_path: Path
+) -> None:
+    env = s3_environment(proxy.endpoint)
     source = f"s3+direct://pets/data/{BRACES}"
     every = seen(source, mountpoint, tmp_path / "one", env=env)
     assert len(every) == SHARDS * EACH
     index("--publish", source, "--cache-dir", tmp_path / "local", env=env)
-    indexes = sum(p.stat().st_size for p in (s3.root / "pets/data/.aisfs-index").iterdir())
-    size = (s3.root / "pets/data/x-000.tar").stat().st_size
-    for machine, url in (("two", source), ("three", f"{s3.endpoint}/s3/pets/data/{BRACES}")):
-        before = s3.requests()["get_bytes"]
+    indexes, size = 0, (site / "data" / "x-000.tar").stat().st_size
+    for shard in sorted((site / "data").iterdir()):
+        name = f"data/.aisfs-index/{shard.name}.idx"
+        indexes += len(s3.get("pets", name) or b"")
+        for key in (name, f"data/{shard.name}"):
+            s3.publish("pets", key)
+    for machine, url in (("two", source), ("three", f"{proxy.endpoint}/pets/data/{BRACES}")):
+        before = proxy.requests()["get_bytes"]
         assert seen(url, mountpoint, tmp_path / machine, env=env) == every
-        assert 0 < s3.requests()["get_bytes"] - before < indexes + size // 2, "a shard was read"
+        assert 0 < proxy.requests()["get_bytes"] - before < indexes + size // 2, "a shard was read"
     # Another object of the same size and name.
-    write(s3.root / "pets" / "data", 3, b"\1")
-    os.truncate(s3.root / "pets/data/x-003.tar", size)
-    before = s3.requests()["get_bytes"]
+    s3.put("pets", "data/x-003.tar", write(site / "data", 3, b"\1").read_bytes()[:size])
+    before = proxy.requests()["get_bytes"]
     seen(source, mountpoint, tmp_path / "four", env=env, expected_log=["not used"])
-    assert s3.requests()["get_bytes"] - before > EACH * 1000
+    assert proxy.requests()["get_bytes"] - before > EACH * 1000

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.mount.content import fill
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually
 
@@ -99,6 +101,29 @@ def test_upload_does_not_overwrite_what_somebody_else_changed(killed: Writable):
     assert killed.stored("old") == b"theirs"
     assert recover(killed, "--upload", uri(killed, "old"), "--force")[0] == 0
     assert killed.stored("old") == b"unsavedtent"
+
+
+@pytest.mark.parametrize("key", ["old", "new"])
+def test_what_somebody_else_writes_while_it_is_uploaded_stays(key: str, tmp_path: Path):
+    fill(tmp_path / "store" / "b", {"old": b"old content"})
+    with writable(tmp_path, faulty=True) as place:
+        with (place.path / key).open("r+b" if key == "old" else "wb") as file:
+            file.write(b"unsaved")
+            file.flush()
+            kill(place)
+            with pytest.raises(OSError, match="not connected"):
+                file.close()
+        match = {"method": "HEAD", "path_contains": f"/v1/objects/b/{key}", "marked": True}
+        place.server.faults([{"match": match, "action": "stall", "seconds": 2}])
+        with ThreadPoolExecutor() as pool:
+            uploading = pool.submit(recover, place, "--upload", "--all")
+            assert eventually(lambda: place.server.held() or uploading.done())
+            place.put(key, b"theirs")
+        code, _, complaint = uploading.result()
+        assert code == 1
+        assert "another client has" in complaint
+        assert place.stored(key) == b"theirs"
+        assert len(place.parked()) == 1
 
 
 def test_upload_or_drop(killed: Writable):

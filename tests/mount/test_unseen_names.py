@@ -6,7 +6,8 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -355,3 +356,23 @@ def test_what_another_client_writes_meanwhile_is_kept_beside_ours(
     assert place.stored(name) == THEIRS
     assert kept_since(place, before) == [b"base and ours" if again else b"base ours"]
     assert (place.path / name).read_bytes() == THEIRS
+
+
+@pytest.mark.parametrize(
+    "change", [lambda fd: os.fchmod(fd, 0o600), lambda fd: os.utime(fd, (1, 1))]
+)
+def test_a_mode_or_time_is_not_that_of_what_another_client_has_written(
+    place: Writable, name: str, change: Callable[[int], None]
+):
+    (place.path / name).write_bytes(b"base ")
+    fd = os.open(place.path / name, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b"and ")
+    os.fsync(fd)
+    place.put(name, THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        change(fd)
+    with suppress(OSError):  # it is made of what is gone
+        os.write(fd, b"ours")
+    with suppress(OSError):
+        os.close(fd)
+    assert place.stored(name) == THEIRS

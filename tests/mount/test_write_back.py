@@ -420,6 +420,41 @@ def test_the_server_dies_between_close_and_upload(tmp_path: Path):
                 assert stored(place) == {"new": b"new", "old": b"changed"}
 
 
+@pytest.mark.parametrize("change", ["remove", "rename", "replace"])
+def test_what_was_uploaded_unnoticed_goes_where_the_file_goes(change: str, tmp_path: Path):
+    """The reply is lost, and so are those to the questions after it; the program goes on."""
+    with writable(
+        tmp_path.resolve(),
+        faulty=True,
+        options=["--write-back", "3600", "--io-timeout", "5"],
+        expected_log=["still wait"],
+    ) as place:
+        (place.path / "f").write_bytes(b"unnoticed")
+        of_file = {"path_contains": "/v1/objects/b/f", "marked": True}
+        unclear = {"action": "reset", "stage": "done", "match": {**of_file, "method": "PUT"}}
+        silent = {"action": "status", "every": 2, "match": {**of_file, "method": "HEAD"}}
+        place.server.faults([{**rule, "times": -1} for rule in (unclear, silent)])
+        assert aisfs("flush", place.path).returncode != 0
+        place.server.faults([])
+        assert place.stored("f") == b"unnoticed"
+        expected: dict[str, bytes] = {}
+        match change:
+            case "remove":
+                os.unlink(place.path / "f")
+            case "rename":
+                os.rename(place.path / "f", place.path / "g")
+                expected = {"g": b"unnoticed"}
+            case "replace":
+                (place.path / "g").write_bytes(b"newer")
+                os.rename(place.path / "g", place.path / "f")
+                expected = {"f": b"newer"}
+        assert aisfs("flush", place.path).returncode == 0
+        assert {name: place.stored(name) for name in place.names()} == expected
+        assert {
+            name: (place.path / name).read_bytes() for name in os.listdir(place.path)
+        } == expected
+
+
 def test_unmounting_while_the_server_is_down(tmp_path: Path):
     base = tmp_path.resolve()
     (base / "store" / "b").mkdir(parents=True)

@@ -1,12 +1,14 @@
 """Files that are opened, read and written while their names change, which takes the cluster its time."""
 
-import json
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from urllib.request import urlopen
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
         base,
         faulty=True,
         options=["--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600"],
-        expected_log=["failed", "was not uploaded"],
+        expected_log=["failed", "was not uploaded", "not renamed", "could not go back"],
         deadline=900,
     ) as place:
         yield place
@@ -51,8 +53,17 @@ def folder(place: Writable) -> Path:
 def under_way(place: Writable, method: str, change: Callable[[], None]) -> Iterator[None]:
     """Make a change of names, and go on while the cluster has done `method` but not said so."""
     query = {"query_contains": "object_to"} if method == "PUT" else {}
-    match = {"method": method, "path_contains": "/v1/objects/b/", "marked": True, **query}
-    place.server.faults([{"match": match, "action": "stall", "seconds": 2}])
+    with stalled(place, {"method": method, "marked": True, **query}, change):
+        yield
+
+
+@contextmanager
+def stalled(
+    place: Writable, match: dict[str, Any], change: Callable[[], None], every: int = 1
+) -> Iterator[None]:
+    """Change something, and go on while the cluster has served a request that this takes but not said so."""
+    match = {"path_contains": "/v1/objects/b/", **match}
+    place.server.faults([{"match": match, "action": "stall", "seconds": 2, "every": every}])
     errors: list[Exception] = []
 
     def run() -> None:
@@ -64,18 +75,12 @@ def under_way(place: Writable, method: str, change: Callable[[], None]) -> Itera
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert eventually(lambda: held(place) or errors), "it is not under way"
+        assert eventually(lambda: place.server.held() or errors), "it is not under way"
         yield
     finally:
         thread.join()
         place.server.faults([])
     assert not errors, errors
-
-
-def held(place: Writable) -> bool:
-    """Whether the cluster holds a reply back."""
-    with urlopen(f"{place.server.endpoint}/-/faults") as reply:
-        return any(rule["held"] for rule in json.load(reply))
 
 
 def append(path: Path) -> None:
@@ -210,3 +215,88 @@ def test_changing_names_in_a_directory_that_is_being_renamed(place: Writable, fo
     assert stored(place, folder) == {}
     assert stored(place, new) == shown(new) == {"other": OLD, "three": OLD[:4]}
     assert (new / "empty").is_dir()
+
+
+def test_what_is_written_as_soon_as_a_large_file_was_put_together_stays(tmp_path: Path):
+    """Its mode and time are sent after its parts: what is there then may be another client's."""
+    large, theirs = OLD * 40, b"theirs\n" * 1000
+    with writable(
+        tmp_path.resolve(),
+        faulty=True,
+        options=["--part-size", "5MiB"],
+        expected_log=["was not uploaded", "flush failed"],
+    ) as place:
+        (place.path / "large").write_bytes(large)
+        fd = os.open(place.path / "large", os.O_WRONLY | os.O_APPEND)
+        os.write(fd, LINE)
+        with stalled(place, {"method": "PATCH"}, lambda: os.fsync(fd)):
+            place.put("large", theirs)
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            write_and_close(fd)
+        assert place.stored("large") == theirs
+
+
+def write_and_close(fd: int) -> None:
+    try:
+        os.write(fd, LINE)
+    finally:
+        os.close(fd)
+
+
+THEIRS = b"theirs, as long\n" * 10
+"""What another client writes meanwhile."""
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_is_written_while_it_is_being_renamed_is_not_taken_for_ours(
+    every: int, place: Writable, folder: Path
+):
+    """However late it is written: a program that goes on writing has the content of before."""
+    fd = os.open(folder / "one", os.O_WRONLY | os.O_APPEND)
+    os.write(fd, LINE)
+    os.fsync(fd)
+    key = f"{folder.name}/one"
+    rename = partial(os.rename, folder / "one", folder / "new")
+    with stalled(place, {"method": "HEAD", "path_contains": key}, rename, every):
+        place.put(key, THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        write_and_close(fd)
+    assert stored(place, folder) == shown(folder) == {"new": THEIRS, "two": OLD, "three": OLD}
+
+
+def test_nor_in_a_directory_that_is_being_renamed(place: Writable, folder: Path):
+    new = folder.with_name(f"{folder.name}-new")
+    fd = os.open(folder / "one", os.O_WRONLY | os.O_APPEND)
+    os.write(fd, LINE)
+    os.fsync(fd)
+    rename = partial(os.rename, folder, new)
+    with stalled(place, {"method": "HEAD", "path_contains": f"{folder.name}/"}, rename):
+        for name in ("one", "two"):
+            place.put(f"{folder.name}/{name}", THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        write_and_close(fd)
+    assert stored(place, new) == shown(new) == {"one": THEIRS, "two": THEIRS, "three": OLD}
+
+
+def test_a_directory_that_is_not_renamed_keeps_what_was_made_in_it_meanwhile(
+    place: Writable, folder: Path
+):
+    first, held_up, refused = sorted(["one", "two", "three"])  # the order of the listing
+    copying = {"method": "PUT", "query_contains": "object_to", "marked": True}
+    rules = [
+        {"match": {**copying, "path_contains": f"{folder.name}/{name}"}, **action}
+        for name, action in (
+            (held_up, {"action": "stall", "seconds": 2}),
+            (refused, {"action": "status", "status": 403, "times": -1}),
+        )
+    ]
+    place.server.faults(rules)
+    with ThreadPoolExecutor() as pool:
+        renaming = pool.submit(os.rename, folder, folder.with_name(f"{folder.name}-new"))
+        assert eventually(lambda: place.server.held() or renaming.done())
+        place.put(f"{folder.name}/{first}", THEIRS)
+    place.server.faults([])
+    assert isinstance(renaming.exception(), PermissionError)
+    expected = {first: THEIRS, refused: OLD, held_up: OLD}
+    assert stored(place, folder) == shown(folder) == expected
+    assert place.stored(f"{folder.name}-new/{first}") == OLD

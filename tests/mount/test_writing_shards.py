@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import stat
 import subprocess
 import sys
 import tarfile
@@ -429,6 +430,16 @@ def test_a_program_appends_to_the_tar_between_two_members(place: Writable, tmp_p
     succeed("tar", "-rf", shard, "-C", tmp_path, "second")
     (folder / "third").write_bytes(b"3")
     assert members(place, "both.tar") == {"first": b"1", "second": b"2", "third": b"3"}
+
+
+@pytest.mark.parametrize("through", ["file", "folder"])
+def test_a_mode_that_is_set_between_two_members_stays(through: str, place: Writable):
+    shard, folder = place.path / f"{through}.tar", place.path / f"{through}.tar.d"
+    os.mkdir(folder)
+    (folder / "first").write_bytes(b"1")
+    os.chmod(folder if through == "folder" else shard, 0o600)
+    (folder / "second").write_bytes(b"2")
+    assert stat.S_IMODE(shard.stat().st_mode) == 0o600
 
 
 def test_overwriting_a_shard_changes_its_folder(place: Writable, tmp_path: Path):

@@ -71,7 +71,7 @@ def test_only_what_was_typed_can_contradict_what_was_typed(home: Path):
     written(home, 'label = "txt"\n')
     settings = ViewSettings.load({"image": "png"})
     assert settings.label == "txt"
-    assert settings.model_fields_set == {"image"}
+    assert settings.typed == {"image"}
 
 
 @pytest.mark.parametrize(

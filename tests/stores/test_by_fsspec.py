@@ -21,7 +21,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Provider
 from aisfs.stores.by_fsspec import open_fsspec
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 
 PETS = Bucket("memory://pets", Provider.FSSPEC)
 
@@ -174,7 +174,7 @@ async def test_only_one_host_and_only_to_be_read():
     with pytest.raises(BucketNotFound, match="memory://pets"):
         await store.list_page(Bucket("memory://other", Provider.FSSPEC), "")
     with pytest.raises(ReadOnly):
-        await store.upload(PETS, "k", BytesContent(b"1"))
+        await store.upload(Upload(PETS, "k", BytesContent(b"1")))
     for scheme in ("nonsense", "dropbox"):
         with pytest.raises(ConfigError, match=f"fsspec cannot open {scheme}://"):
             open_fsspec(Bucket(f"{scheme}://h", Provider.FSSPEC), 4)

@@ -3,7 +3,6 @@
 | cloud | emulator | what it gets wrong |
 |---|---|---|
 | S3 | moto | nothing that we use: it knows If-Match and If-None-Match |
-| S3 | `/s3` of the embedded server | nothing that we use |
 | Google | fake-gcs-server | knows only to read through the XML API, which obstore speaks; ignores If-Match; says 500 where a bucket is missing |
 | Google | moto behind `_GoogleNames` | is S3, whose names of headers the XML API does not share; to test writing |
 | Azure | azurite | nothing that we use |
@@ -26,7 +25,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes, urlsplit
@@ -35,6 +34,8 @@ import pytest
 
 from tests.support.preloaded import Preloader, Started
 
+_moto = Preloader("moto.server", ("moto.moto_server.werkzeug_app", "moto.s3.responses"))
+"""Imports moto once, which takes two seconds."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 AZURITE = REPOSITORY / ".venv" / "azurite" / "node_modules" / "azurite" / "dist/src/blob/main.js"
 """Where `make .venv/azurite/ready` installs it."""
@@ -45,7 +46,6 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 """What every emulator of Azure has; no secret."""
 
 
-_moto = Preloader("moto.server", ("moto.server", "moto.s3.urls"))
 _SIGNED = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request,"
     " SignedHeaders=host, Signature=0"
@@ -88,9 +88,6 @@ class Cloud:
             connection.request(method, target, data, dict(headers or {}))
             reply = connection.getresponse()
             body = reply.read()
-            if reply.status == 307:  # the embedded server, as AIStore does it
-                there = replace(self, url=reply.headers["Location"])
-                return there._ask(method, "", data, headers)
             if reply.status == 404:
                 raise FileNotFoundError(f"{method} {path}")
             if reply.status >= 300:
@@ -101,8 +98,8 @@ class Cloud:
 class S3(Cloud):
     """S3, which does not check who asks."""
 
-    def make_bucket(self) -> str:
-        name = f"b-{uuid.uuid4().hex[:12]}"
+    def make_bucket(self, name: str = "") -> str:
+        name = name or f"b-{uuid.uuid4().hex[:12]}"
         self._ask("PUT", f"/{name}", headers=_SIGNED)
         return name
 
@@ -113,6 +110,11 @@ class S3(Cloud):
         """Write an object that can only be read once it is restored."""
         headers = {**_SIGNED, "x-amz-storage-class": "GLACIER"}
         self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}", data, headers)
+
+    def publish(self, bucket: str, key: str) -> None:
+        """Let everybody read an object."""
+        headers = {**_SIGNED, "x-amz-acl": "public-read"}
+        self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}?acl", headers=headers)
 
     def get(self, bucket: str, key: str) -> bytes | None:
         """Return an object; None if there is none."""
@@ -143,7 +145,7 @@ def moto() -> Iterator[S3]:
         process = _moto.start(
             "--host", "127.0.0.1", "--port", str(port), stdout=nowhere, stderr=nowhere
         )
-    with _running(process, port):
+    with _until_ended(process, port):
         url = f"http://127.0.0.1:{port}"
         yield S3("s3", url, s3_environment(url))
 
@@ -253,7 +255,7 @@ def fake_gcs() -> Iterator[FakeGcs]:
     url = f"http://127.0.0.1:{port}"
     command = [str(found), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
     command += ["-port", str(port), "-public-host", f"127.0.0.1:{port}"]
-    with _running(_started(command), port):
+    with _running(command, port):
         yield FakeGcs("gs", url, {"STORAGE_EMULATOR_HOST": url})
 
 
@@ -318,17 +320,22 @@ def azurite() -> Iterator[Azure]:
     command += ["--blobPort", str(port), "--silent", "--disableTelemetry"]
     url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
     environment = {"AZURE_STORAGE_ENDPOINT": url, "AZURE_STORAGE_ACCOUNT_KEY": _KEY}
-    with _running(_started(command), port):
+    with _running(command, port):
         yield Azure("az", url, environment)
 
 
-def _started(command: list[str]) -> Started:
+@contextmanager
+def _running(command: list[str], port: int) -> Iterator[None]:
     with open(os.devnull, "wb") as nowhere:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere
+        )
+    with _until_ended(process, port):
+        yield
 
 
 @contextmanager
-def _running(process: Started, port: int) -> Iterator[None]:
+def _until_ended(process: Started, port: int) -> Iterator[None]:
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(port):

@@ -56,6 +56,10 @@ class RunningServer:
         """Give the number of times that each of the present rules has struck."""
         return [rule["struck"] for rule in self._control("GET", "/-/faults")]
 
+    def held(self) -> bool:
+        """Return whether a rule that stalls holds a reply back, of a request that was served."""
+        return any(rule["held"] for rule in self._control("GET", "/-/faults"))
+
     def hold_jobs(self, steps: int | None = 0) -> None:
         """Let the jobs do only so many more steps; None lets them go."""
         self._control("POST", "/-/jobs", {"steps": steps})

@@ -1,4 +1,4 @@
-"""Decompression piece by piece, alike for all codecs.
+"""Decompression piece by piece, behind one interface for all codecs.
 
 Each codec reads its input file itself, joins the parts of files that have several (gzip members, zstd
 frames), skips zeros after the last one where its format has padding, and returns no more than the
@@ -269,7 +269,7 @@ MEMORY_MAX = 128 << 20
 """Memory one codec may take: twice the need of `xz -9`, and zstd's default limit. A file states
 how much it needs, up to 4 GiB, and several are read at once."""
 _NEEDS_MEMORY = ("Memory usage limit exceeded", "too much memory")
-"""Parts of the error texts of lzma and zstd, whose error classes do not tell."""
+"""Parts of the error texts of lzma and zstd, whose error classes do not say what is wrong."""
 _INPUT = 64 * 1024
 _ZIP_LZMA = struct.Struct("<HHBI")
 _LEAST_WINDOW = 4096

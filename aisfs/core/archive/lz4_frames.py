@@ -70,7 +70,7 @@ class Lz4File:
 
 
 class _Again:
-    """A file of which the first bytes were read before."""
+    """A file whose first bytes were read before."""
 
     def __init__(self, start: bytes, file: io.BufferedReader) -> None:
         self._start = start

@@ -1,23 +1,18 @@
-"""Combines a header and the pax records before it to the description of one member.
+"""Tar headers as values: blocks and pax records decoded, sparse maps, and one member described by all of them.
 
-The scanner finds the bytes; this module decides which records count, and which take precedence.
+The scanner finds the bytes; this module decides which records count, and which take precedence. It is the only one that knows
+byte positions in tar headers. Its functions are pure; they return None for invalid bytes and never raise, because the scanner
+decides whether those are damage. It also compares the bytes of a member with the index that said where they are.
 
-Decoding of single tar header blocks and pax records: the only module with their byte positions.
-
-These are pure functions of a few bytes. They return None for invalid bytes and never raise, because
-the scanner decides whether those are damage.
-
-The bytes of one member, fetched because an index says where they are, compared with that index.
-
-Sparse members: files stored without their holes, in the four formats of GNU tar.
+Sparse members are files stored without their holes, in the four formats of GNU tar:
 
 - the old GNU type `S`: the map is in the header and in extension blocks after it;
 - pax 0.0: one record per number; pax 0.1: one record with all numbers; pax 1.0: decimal lines
   before the data. Version 1.0 is current; the others occur in old archives.
 
-A scan only needs the logical size and where the member ends. The map is read together with the
-member, from its first bytes (`MemberIndex.span`). So `sparse_segments` returns the map, and
-`segments_of` the stored bytes that a read needs. Bytes outside of all segments are zeros.
+A scan only needs the logical size and where the member ends. The map is read together with the member, from its first bytes
+(`MemberIndex.span`). So `sparse_segments` returns the map, and `segments_of` the stored bytes that a read needs. Bytes outside
+of all segments are zeros.
 """
 
 import re

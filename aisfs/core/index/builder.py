@@ -1,9 +1,7 @@
-"""Collects rows of a member index in bulk as scanners find them; `build` resolves the links.
+"""Builds a member index: collects rows in bulk as scanners find them, then resolves the links.
 
-Tars inside a tar: which rows are their members, and which tars get a folder for them.
-
-A member named like a tar is opened: the members of `a.tar` are rows `a.tar.d/…`, right after the row
-of `a.tar` and the row of their folder. Invariants:
+It also decides which rows are members of tars inside a tar, and which tars get a folder for them. A member named like a tar is
+opened: the members of `a.tar` are rows `a.tar.d/…`, right after the row of `a.tar` and the row of their folder. Invariants:
 - names of an opened tar cannot climb out of its folder, and its links lead to its own members;
 - a member that has the name of a folder, or lies below it, wins: then the tar is only a file;
 - of several members with one name only the last is opened, because only that one is shown;

@@ -7,7 +7,7 @@
 100,000 members have to load in milliseconds, so no step of decoding handles single rows, except in
 `accumulate`: columns are split and joined by slices with a step, and arithmetic on a column is
 arithmetic on big integers that have a value in every lane.
-- Numbers: `integer_codec`, as values or as differences, whichever deflates better.
+- Numbers: `zip_columns`, as values or as differences, whichever deflates better.
 - Names: a block of rows becomes a matrix, short names padded with NULs, written column by column:
   of `sample_000123.image.jpg` two columns change often and the others rarely.
 - Offsets follow from sizes and header counts, except where something hidden lies in between.
@@ -208,7 +208,7 @@ def _inflate(data: memoryview, limits: Limits) -> tuple[memoryview, int]:
     if (magic, layout) != (_MAGIC, _LAYOUT):
         raise DamagedIndex(f"no index of layout {_LAYOUT}: it starts with {bytes(data[:5])!r}")
     if zlib.crc32(data[_MARK.size :]) != crc:
-        raise DamagedIndex("the checksum of the index does not hold")
+        raise DamagedIndex("the checksum of the index is wrong")
     length, description_length = _LENGTHS.unpack_from(data, _MARK.size)
     if description_length > limits.described or not (
         0 < description_length <= length <= min(limits.inflated, MAX_INFLATED)

@@ -1,19 +1,16 @@
-"""The columns of a member index, and how their rows are read, linked and selected.
+"""The columns of a member index, and the rules for names and links that decide which rows there are.
 
-Which links of a shard are shown: only those that stay inside it and lead somewhere.
+A path of a member is relative and has no empty, `.` or `..` component and no NUL; it has at most 128 components of at most 255
+bytes, and at most 4096 bytes. A name that climbs above the shard's root has no path: clamping it to the root could give two
+different files one name.
 
-Datasets are walked with `followlinks=True` (torchvision, timm, fastai), so a link to a parent makes the
-walk endless, and a link to `/etc/passwd` puts a file of the host into the training data. Hence:
+A link is shown only if it stays inside the shard and leads somewhere. Datasets are walked with `followlinks=True` (torchvision,
+timm, fastai), so a link to a parent makes the walk endless, and a link to `/etc/passwd` puts a file of the host into the
+training data. Hence:
 - a hardlink is its target: the last earlier member of that name, never itself;
 - a symlink is relative and leads, perhaps through others, to a member or directory of the same shard;
 - symlinks to directories never form a cycle, not even through the directories' own children.
-All other links are refused. The limits below bound the work for hostile shards.
-
-From a name stored in a tar to a path inside the shard.
-
-A path is relative and has no empty, `.` or `..` component and no NUL; it has at most 128 components of
-at most 255 bytes, and at most 4096 bytes. A name that climbs above the shard's root has no path: clamping
-it to the root could give two different files one name.
+The limits below bound the work for hostile shards.
 """
 
 import re

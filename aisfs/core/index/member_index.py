@@ -1,11 +1,11 @@
 """Where each member of a shard lies, as columns, so that millions of members fit in memory.
 
 A row is one member that can be shown, in the order of the tar. Invariants:
-- names are paths as `paths` defines them: no row can climb out of the shard;
+- names are paths as `columns` defines them: no row can climb out of the shard;
 - a name may repeat (a view lets the last one win); everything else about a row is final;
 - a hardlink has the columns of its content, so that reading it needs no second lookup;
 - a symlink leads to something inside the shard, and following directories never forms a cycle;
-- the members of an opened tar in the tar (`nested_tars`) follow its row, so data can lie in data.
+- the members of an opened tar in the tar follow its row, so data can lie in data.
 Members that are no rows are counted in `skipped`; problems of the tar are in `warnings`.
 """
 

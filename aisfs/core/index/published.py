@@ -125,7 +125,7 @@ class LabelColumn:
         start = len(_LABELS_MAGIC) + _CHECK.size
         head, rest = bytes(data[:start]), data[start:]
         if len(head) < start or head != _LABELS_MAGIC + _CHECK.pack(zlib.crc32(rest)):
-            raise DamagedIndex("the checksum of the labels does not hold")
+            raise DamagedIndex("the checksum of the labels is wrong")
         try:
             raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
             rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
@@ -583,7 +583,7 @@ def _check_identity(said: _Identity, shard: ObjectInfo, *, renewable: bool) -> N
         or not _is_version(said.version, now.version, shard)
     ):
         raise IndexOutdated(
-            "it is of another version of the shard, or nothing tells versions apart"
+            "it is of another version of the shard, or nothing distinguishes versions"
         )
 
 
@@ -686,7 +686,7 @@ def _split(data: memoryview) -> tuple[_Header, Planes]:
             raise IndexOutdated("it was made by a newer version of aisfs")
         raise DamagedIndex(f"it is no index of layout {_LAYOUT}")
     if sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
-        raise DamagedIndex("its checksum does not hold")
+        raise DamagedIndex("its checksum is wrong")
     rest = Planes(data[_START.size : -_DIGEST])
     header = _decode_header(rest.take(length))
     if header.scan_rules != SCAN_RULES:

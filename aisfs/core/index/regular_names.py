@@ -1,8 +1,8 @@
-"""Names that follow one pattern, as those of most shards do. Whole columns of their bytes show it.
+"""Fast checks of names that follow one pattern, as those of most shards do.
 
     00000000.cls00000000.jpg00000001.cls…    records of 24 bytes, each of the names of one sample
 
-No step is needed for each name, and none of the names has to be taken out.
+The checks read whole columns of bytes; they never build a name.
 """
 
 import struct
@@ -18,7 +18,7 @@ RECORD_MAX = 64
 
 
 class RegularNames(NamedTuple):
-    """Names without a slash, of which all records are alike but for their keys."""
+    """Names without a slash, whose records are alike but for their keys."""
 
     blob: bytes
     """All names, one behind the other."""

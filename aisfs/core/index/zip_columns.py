@@ -1,13 +1,11 @@
-"""How the members of a zip are stored: columns beside those of the member index.
+"""The columns that the members of a zip have beside those of the member index, and columns of numbers as bytes.
 
-A member of a tar is a plain range of its shard. A member of a zip begins with a local header, whose
-length is only known from that header, and may be compressed. The index has the start of that header as
-`offset`; these columns have the rest that reading needs.
+A member of a tar is a plain range of its shard. A member of a zip begins with a local header, whose length is only known from
+that header, and may be compressed. The index has the start of that header as `offset`; these columns have the rest that reading
+needs.
 
-Columns of numbers as bytes that deflate well, and back, without handling single values.
-
-The smallest value and the greatest common divisor of a column are stored separately. The rest of each
-value is written byte plane by byte plane, which separates the zeros of the high planes from the noise
+Columns of numbers are written as bytes that deflate well, without handling single values: the smallest value and the greatest
+common divisor separately, the rest byte plane by byte plane, which separates the zeros of the high planes from the noise
 of the low ones. Arithmetic on a column is arithmetic on a big integer that has a value in every lane.
 
 A call into C holds the GIL to its end while requests of the kernel wait; so calls that visit every

@@ -1,26 +1,22 @@
-"""A listed directory of a bucket: names in an order that survives the next listing.
-
-A reader of a directory continues at the offset of the last entry it got, perhaps after the
-directory changed. Therefore each name keeps its offset as long as every listing contains it:
-a new listing is merged with the previous one, names in both keep their offsets, and new ones get
-higher offsets. So no reader sees a name twice or misses one that existed all the time.
-
-From keys of objects to names of directory entries and back, without loss.
+"""Names in a directory of a bucket: from keys and back, where indexes lie, and an order that survives the next listing.
 
 The slashes of a key make it a path. Three components that no path can have get names of their own: the
 empty one is `aisfs-empty`, `.` and `..` are `aisfs-dot` and `aisfs-dotdot`. A component that really has
 such a name gets `aisfs-` once more before it, so no two components meet under one name. What else Linux
-does not allow (over 255 bytes, a NUL) is refused.
+does not allow (over 255 bytes, a NUL) is refused. Names are bytes, as in the kernel; keys are `str` with surrogates for bytes
+that are not UTF-8.
 
-Names are bytes, as in the kernel; keys are `str` with surrogates for bytes that are not UTF-8.
+A reader of a directory continues at the offset of the last entry it got, perhaps after the directory changed. Therefore each
+name keeps its offset as long as every listing contains it: a new listing is merged with the previous one, names in both keep
+their offsets, and new ones get higher offsets. So no reader sees a name twice or misses one that existed all the time.
 
-Where the published indexes of shards lie: beside them, or in a bucket of their own.
+Published indexes lie beside their shards, or in a bucket of their own:
 
     beside       DIR/NAME.tar  ->  DIR/.aisfs-index/NAME.tar.idx
     on AIStore   ais://BUCKET/DIR/NAME.tar  ->  ais://aisfs-index/ais/BUCKET/DIR/NAME.tar.idx
 
-Whatever reads a whole bucket finds what lies beside its shards. So there is one bucket for the indexes of all
-others, in which a bucket is called as in a mount of all buckets: no two shards have one name there.
+Programs that read a whole bucket find what lies beside its shards. So one bucket has the indexes of all others, and in it a
+bucket is named as in a mount of all buckets: no two shards have one name there.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What a remote party may name: a list of shards that lies in a bucket, the author of a volume of Kubernetes.
+"""Decides what a remote party may name: a list of shards that lies in a bucket, the author of a volume of Kubernetes.
 
-Never a local file, and no host of its own choosing. Whatever becomes a source, a shard or a table
-because somebody else than the user of this machine wrote it is tried here first (invariant I17).
+It may name no local file, and no host of its own choosing. Whatever becomes a source, a shard or a table
+because somebody else than the user of this machine wrote it is checked here first (invariant I17).
 """
 
 import re
@@ -27,14 +27,8 @@ _OF_TENANTS = (
 )
 GRANTABLE = tuple(
     provider.scheme
-    for provider in (
-        Provider.S3,
-        Provider.GS,
-        Provider.AZ,
-        Provider.HTTP,
-        Provider.HTTPS,
-        Provider.HF,
-    )
+    for provider in Provider
+    if provider.is_direct and provider is not Provider.FSSPEC
 )
 """Schemes that can be permitted besides those of AIStore. What fsspec opens, such as `file://`, cannot."""
 
@@ -118,9 +112,7 @@ class Reach:
 
 def scheme_of(bucket: Bucket) -> str:
     """Return the scheme by which users call a bucket."""
-    if bucket.provider is Provider.FSSPEC:
-        return bucket.name.partition("://")[0]
-    return bucket.provider.scheme
+    return bucket.store if bucket.provider is Provider.FSSPEC else bucket.provider.scheme
 
 
 def _host_of(bucket: Bucket) -> str:

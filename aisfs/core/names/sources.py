@@ -1,24 +1,24 @@
-"""The sources a user can mount, parsed from the command line.
+"""The sources that a user can mount, as typed on the command line, in a list file, or in a JSON list.
 
-Glob patterns over keys: which keys to show, and which directories need no listing.
+Globs over keys have wcmatch's syntax: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` are as in shells. `{000..}`
+stands for the numbers from 0 on with at least three digits, as `aisfs pack` counts. A pattern also says which directories need
+no listing.
 
-The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` as in shells. `{000..}`
-stands for the numbers from 0 on with at least three digits, as `aisfs pack` counts.
-
-Lists of shards as JSON, as wids writes and reads them: webdataset's library for random access.
+JSON lists of shards are those of wids, webdataset's library for random access:
 
     {"wids_version": 1, "shardlist": [{"url": "train-000.tar", "nsamples": 1000, "filesize": 30720000}]}
 
 A URL that is relative is below `base` if the list has one, else below the directory of the list.
 """
 
+import math
 import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
+from string import ascii_letters
 from types import MappingProxyType
 from typing import Annotated
 
@@ -354,6 +354,12 @@ _SEVERAL = re.compile(rf"::(?![^\[\]{ASIDE_BRACKETS}]*[\]{ASIDE_BRACKETS[1]}])")
 """Between sources in one word, as webdataset takes them; not in the address `[::1]` of a server."""
 EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
+_DEPTH_MAX = 20
+"""Most braces around others; each takes some of Python's stack."""
+_INNERMOST = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.(-?\d+))?\n?")
+_COUNT = re.compile(r"\0(\d+);")
+"""Stands for braces that were counted; no name has a NUL."""
 
 
 def parse_source(text: str | None) -> Source:
@@ -552,13 +558,46 @@ def _word(
     if "{" not in text:
         return SourceArg(word, (_pattern(text, is_directory, is_file),))
     try:
-        names = list(islice(braceexpand(text), EXPANSIONS_MAX + 1))
+        if _count_expansions(text) > EXPANSIONS_MAX:
+            raise ConfigError(f"{word} stands for more than {EXPANSIONS_MAX:,} names")
+        names = list(braceexpand(text))
     except ValueError as error:
         message = "the braces do not match; `\\{` and `\\}` stand for themselves"
         raise ConfigError(f"{word}: {message}") from error
-    if len(names) > EXPANSIONS_MAX:
-        raise ConfigError(f"{word} stands for more than {EXPANSIONS_MAX:,} names")
     return SourceArg(word, tuple(_pattern(name, is_directory, is_file) for name in names))
+
+
+def _count_expansions(text: str) -> int:
+    """Return how many names braces stand for. `braceexpand` itself makes all numbers of a range before the first name.
+
+    Raises:
+        ValueError: there are braces in braces in braces, and so on.
+    """
+
+    def counted(braces: re.Match[str]) -> str:
+        inner = braces[1]
+        if ends := _RANGE.fullmatch(inner):
+            first, last = (_place(ends[n] or ends[n + 2]) for n in (1, 2))
+            number = abs(last - first) // (abs(int(ends[5] or 1)) or 1) + 1
+        else:
+            number = sum(map(product_of_counts, inner.split(",")))
+        return f"\0{number};"
+
+    def product_of_counts(part: str) -> int:
+        return math.prod(int(number) for number in _COUNT.findall(part))
+
+    left, found, depth = re.sub(r"\\.", "", text, flags=re.DOTALL), 1, 0
+    while found:
+        left, found = _INNERMOST.subn(counted, left)
+        depth += 1
+        if depth > _DEPTH_MAX:
+            raise ValueError("braces in braces")
+    return product_of_counts(left)
+
+
+def _place(end: str) -> int:
+    """Return the place of a number or a letter among those of its kind."""
+    return ascii_letters.swapcase().index(end) if end.isalpha() else int(end)
 
 
 def _pattern(
@@ -665,7 +704,7 @@ def parse_shard_list(
     try:
         found = msgspec.json.decode(data, type=_List)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} is no list of shards as wids writes it: {error}") from None
+        raise ConfigError(f"{name} is not a wids shard list: {error}") from None
     if found.wids_version != _VERSION:
         raise ConfigError(f"{name}: only version {_VERSION} of wids' lists is understood")
     patterns = tuple(_patterns(name, found, directory, base))

@@ -19,7 +19,6 @@ from aisfs.model import Bucket, Provider
 
 _SCHEME = re.compile(r"[a-z][a-z0-9.+-]*")
 _HEAD = re.compile(r"(.*?)://", re.DOTALL)
-_WEB = (Provider.HTTP, Provider.HTTPS)
 _HF_KINDS = ("datasets", "spaces")
 """Before OWNER/NAME; a model has none."""
 _HF_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -88,7 +87,7 @@ def split_url(text: str) -> tuple[Bucket, str]:
         raise ConfigError(f"{text}: no bucket; write {_how(provider, scheme)}")
     if not provider.is_direct:
         return _served(text, provider, name), key
-    if provider in _WEB:
+    if provider.is_web:
         name = _host(scheme, name)
     elif provider is Provider.FSSPEC:
         name = _authority(scheme, name)
@@ -150,14 +149,14 @@ def check_path(text: str) -> None:
         ConfigError: it has; that part, which may be a signature, is not repeated.
     """
     scheme, separator, _ = text.partition("://")
-    if separator and provider_of(scheme) in _WEB and (found := _QUERY.search(text)):
+    if separator and provider_of(scheme).is_web and (found := _QUERY.search(text)):
         before = text[: found.start()]
         raise ConfigError(f"{before}: a URL with `?…=` or `#` names no file: give its path only")
 
 
 def decoded(bucket: Bucket, path: str) -> str:
     """Return the key that a path in a URL means: on the web, `%20` is a space."""
-    if bucket.provider not in _WEB:
+    if not bucket.provider.is_web:
         return path
     return os.fsdecode(unquote_to_bytes(os.fsencode(path)))
 
@@ -169,7 +168,7 @@ def has_no_path(prefix: str) -> bool:
 
 def url_of(bucket: Bucket, key: str) -> str:
     """Return the URL that names a key, as `split_url` and `decoded` read it."""
-    if bucket.provider not in _WEB:
+    if not bucket.provider.is_web:
         return f"{bucket}/{key}"
     return f"{bucket}/{quote_from_bytes(os.fsencode(key), safe=_PLAIN)}"
 

@@ -1,10 +1,8 @@
-"""Latency and rate of the link to a store, estimated from requests as they end.
+"""The link to a store: its latency and rate, estimated from requests as they end, and a limit on bytes per second.
 
-A limit on bytes per second that many share: a token bucket whose tokens may be spent early.
-
-Who wants to send bytes is told how long to wait. Nobody waits for who asks later, whatever the sizes; the
-turns of those who gave up go to the next who ask. Until any moment, no more bytes may go than the rate
-permits, and those of one request.
+The limit is a token bucket that many share, whose tokens may be spent early. A sender is given the time that it has to wait. None
+waits for a later one, whatever the sizes; the turns of those that gave up go to the next. Until any moment, no more bytes may go
+than the rate permits, and those of one request.
 """
 
 from collections import deque

@@ -6,23 +6,21 @@ evidence is how much more often that happens than by chance, because among few m
 readers, almost everything is near (a sequential probability ratio test, Wald 1945). The evidence is
 capped, so that a changed pattern shows soon.
 
-Inside an object (`ReadAhead`): The kernel's own read-ahead and parallel `pread`s make one reader's requests
-arrive slightly out of order, and several readers' requests interleaved. So there is one `ReadAhead` per open
-object, which distinguishes up to `MAX_STREAMS` streams by their positions. Each has a window: how far ahead
-of its reader bytes are requested. A window grows only when its reader had to wait for bytes that were
-requested ahead: starvation, not sequential access, is the reason to fetch more (mountpoint-s3). It doubles,
-or with high latency, where each step costs a round trip, is multiplied by `_HIGH_LATENCY_GROWTH`. Without, it
-stays below `NEAR_WINDOW`.
+Inside an object (`ReadAhead`), the kernel's own read-ahead and parallel `pread`s make one reader's requests arrive slightly out
+of order, and those of several readers mixed. So there is one `ReadAhead` per open object, which distinguishes up to
+`MAX_STREAMS` streams by their positions. Each has a window: how far ahead of its reader bytes are requested. A window grows only
+when its reader had to wait for bytes that were requested ahead: starvation, not sequential access, is the reason to fetch more
+(mountpoint-s3). It doubles, and stays below `NEAR_WINDOW`. With high latency, where each step costs a round trip, it is
+multiplied by `_HIGH_LATENCY_GROWTH` and may grow further.
 
     random ──the next read adjoins it──▸ sequential ──too many skips in a row──▸ random
 
 A read at offset 0 starts a sequential stream at once. Any other read that belongs to no stream starts
 a random one and gets exactly the requested bytes.
 
-A scan (`ScanPace`) skips what it need not fetch. A range that is skipped costs a request more, and saves the
-time of its bytes. So data is skipped where it is longer than the break-even: what the link carries during one
-request. Shorter members are streamed, in pieces that begin small and double as long as there is little to
-skip.
+A scan (`ScanPace`) skips what it need not fetch. Skipping a range costs one more request, and saves the time of its bytes. So
+data is skipped where it is longer than the break-even: what the link carries during one request. Shorter members are streamed,
+in pieces that begin small and double as long as there is little to skip.
 """
 
 from bisect import bisect_left
@@ -320,7 +318,7 @@ NEAR_WINDOW = 32 * MIB
 under way would only take memory that no processor's cache has."""
 LARGE_READ = 512 * 1024
 LARGE_START = 4 * MIB
-"""The first window of who begins with such a read, as cat and cp do; a look at a header is shorter. The kernel
+"""The first window of a reader that begins with such a read, as cat and cp do; a look at a header is shorter. The kernel
 itself reads as far ahead of it."""
 MAX_STREAMS = 4
 """Most streams of one object: two interleaved readers, and a place each for a stray read."""

@@ -1,4 +1,4 @@
-"""The members of many shards in common directories.
+"""One tree of the members of many shards, and the names of the shards' folders.
 
 Invariants:
 - a name occurs once in a directory. Of members of one shard with one name the last wins. Of two
@@ -9,9 +9,8 @@ Invariants:
 - once built nothing changes: `find` and `child` never block and may be called by any thread.
 
 Names are computed from those in the member indexes, which the view holds, so each file takes 8
-bytes beside its index, and 4 more where names are not in order.
-
-Names for the folders of the shards of a dataset: the file name without suffix, made unique.
+bytes beside its index, and 4 more where names are not in order. The folder of a shard has its file name without the suffix,
+made unique.
 """
 
 import os

@@ -214,7 +214,7 @@ def reading_notes(samples: Sequence[Sample]) -> list[str]:
 
 
 def _two_pictures(sample: Sample) -> tuple[File, File] | None:
-    """Return two pictures of a sample that are alike: both without a word before the extension, or
+    """Return two pictures of a sample with similar names: both without a word before the extension, or
     with the same extension. `1.jpg` and `1.seg.png` are not."""
     if len(sample.files) < 2:
         return None

@@ -1,11 +1,9 @@
-"""Samples: members whose names share a key.
+"""Samples: members whose names share a key, and which of them a component means.
 
 There are three rules for keys (`settings.KeyRule`). If a rule finds no key, the whole name is the key.
 Fetching samples together always follows webdataset's rule, even if a view uses another one.
 
-Which member of a sample a component means.
-
-Exact extensions win, in the order of the component. If a sample has none of them, `jpg` also means the
+Of the components, exact extensions win, in their order. If a sample has none of them, `jpg` also means the
 part `image.jpg`: one that ends in `.jpg`, if the sample has exactly one such part.
 """
 

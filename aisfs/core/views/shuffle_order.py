@@ -1,11 +1,9 @@
-"""The order of a shuffled epoch that reads every shard once.
+"""The order of a shuffled epoch that reads every shard once, and the samples of which virtual shards consist.
 
 If all samples of a data set are shuffled, any sample can be next, and a cache smaller than the data
 contains few of them. Here shards are shuffled, and samples are drawn from a window of shards: at most
 `window` shards are open at any time, and a shard whose samples were all drawn is not opened again in
 this epoch. So a cache with room for `window` shards is enough.
-
-The samples of which virtual shards consist, in the order of the dataset.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""The values of `--view` and its options."""
+"""The values of `--view` and its options: which members a view shows, and where labels come from."""
 
 import os
 import re
@@ -171,7 +171,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
     """
     view = settings.view or View.MEMBERS
     for name, views in _MEANS_SOMETHING_IN.items():
-        if name in settings.model_fields_set and view not in views:
+        if name in settings.typed and view not in views:
             needed = " or ".join(f"--view {v}" for v in views)
             raise ConfigError(f"--{name.replace('_', '-')} needs {needed}")
     require, all_images = settings.require, settings.image.strip().lower() == ALL_PICTURES
@@ -184,7 +184,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         PICTURES if all_images else _component("--image", settings.image),
         all_images,
         parse_label(settings.label),
-        "label" not in settings.model_fields_set,
+        "label" not in settings.typed,
         parse_classes(class_names, "--classes") if class_names is not None else None,
         _split(settings),
         settings.shuffle,
@@ -201,9 +201,9 @@ def _check_start(settings: ViewSettings, spec: ViewSpec) -> None:
             "--member-include and --member-exclude: loose objects are chosen with --include and --exclude"
         )
     for name in ("lazy", "strict"):
-        if name in settings.model_fields_set and not spec.merged:
+        if name in settings.typed and not spec.merged:
             raise ConfigError(f"--{name} needs --view class, --view flat, or samples with --join")
-    if {"lazy", "strict"} <= settings.model_fields_set and settings.lazy and settings.strict:
+    if {"lazy", "strict"} <= settings.typed and settings.lazy and settings.strict:
         raise ConfigError("--strict: not with --lazy, which returns before anything is known")
 
 

@@ -1,4 +1,4 @@
-"""What to say when a view shows nothing, or leaves out more than it shows: what is missing, and what would help."""
+"""The advice that a mount gives when its view shows nothing, or leaves out more than it shows."""
 
 import os
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Builds the common directories of all shards, once they are asked for, and again when one changed.
+"""Builds the common tree of all shards when it is first asked for, and again when a shard has changed.
 
-Tells in the log what became of a join: which source lacks keys, which parts two of them have.
+It also logs how a join went: which source lacks keys, and which parts two of them have.
 """
 
 import logging
@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import trio
 
@@ -201,7 +202,7 @@ class Merger:
         return list(known.view.touching(None))  # files of other shards may go with it
 
     def renew(self, found: ShardSet) -> list[bytes]:
-        """Show the shards that were found anew; return the names in the root that may have changed."""
+        """Show the shards that were found again; return the names in the root that may have changed."""
         known = self.known
         if not self._shards.renew(found) or known is None:
             return []
@@ -276,30 +277,27 @@ class Merger:
 
     async def _take_known(self, missing: Sequence[tuple[int, Shard]]) -> None:
         """Open the shards that need no scan, many at once."""
-        batches = iter([missing[at : at + TOGETHER] for at in range(0, len(missing), TOGETHER)])
+        in_vain = 0
 
-        async def work() -> None:
-            for batch in batches:  # shared by all workers
-                known = [shard for _, shard in batch]
+        async def take(batch: Sequence[tuple[int, Shard]]) -> None:
+            nonlocal in_vain
+            if in_vain >= BATCHES_AT_ONCE:
+                return  # nor are the others known, most likely
+            shards = [shard for _, shard in batch]
 
-                def choose(
-                    at: int,
-                    index: MemberIndex,
-                    column: LabelColumn | None,
-                    known: Sequence[Shard] = known,
-                ) -> _Part:
-                    return self._choose(known[at], index, column)
+            def choose(at: int, index: MemberIndex, column: LabelColumn | None) -> _Part:
+                return self._choose(shards[at], index, column)
 
-                ids = [(shard.bucket, shard.info) for shard in known]
-                parts = await self._indexer.use_known(ids, self._rule, choose)
-                for (at, _), part in zip(batch, parts, strict=True):
-                    if part is not None:
-                        self._parts[at] = part
-                        self._progress.add(len(part.found.rows))
-                if not any(parts):
-                    return  # nor are the others known, most likely
+            ids = [(shard.bucket, shard.info) for shard in shards]
+            parts = await self._indexer.use_known(ids, self._rule, choose)
+            for (at, _), part in zip(batch, parts, strict=True):
+                if part is not None:
+                    self._parts[at] = part
+                    self._progress.add(len(part.found.rows))
+            in_vain += not any(parts)
 
-        await all_of([work] * BATCHES_AT_ONCE)
+        batches = (missing[at : at + TOGETHER] for at in range(0, len(missing), TOGETHER))
+        await all_of((partial(take, batch) for batch in batches), BATCHES_AT_ONCE)
 
     async def _open(self, shard: Shard) -> _Part:
         rule, column = self._rule, None

@@ -1,9 +1,7 @@
-"""Virtual shards of the samples of shards: made once, from the indexes of all of them.
+"""Virtual shards of the samples of shards, laid out once from their indexes; and reads of virtual shards.
 
-Reads of virtual shards: the objects of the range, all at once, and those that come next.
-
-Small objects are fetched whole, since the next read wants the rest, and many of them with one
-request where the store does that.
+A read fetches the objects of its range, all at once, and some of those that come next. Small objects are fetched whole, since
+the next read wants the rest, and many of them with one request where the store does that.
 """
 
 import logging
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 async def reshuffle(
     shards: ShardSet, indexer: Indexer, view: ViewSpec, progress: OpenProgress
 ) -> tuple[list[ShuffledShard], Counter[str]]:
-    """Open all shards of a dataset and deal their samples out anew: shuffled, joined, or both.
+    """Open all shards of a dataset and distribute their samples: shuffled, joined, or both.
 
     `progress` follows the shards.
 
@@ -65,21 +63,7 @@ async def reshuffle(
     sources = [SourceTar(s.bucket, s.info, s.name) for _, s in current]
     for source in sources:
         await _check_form(source, indexer, "--join" if view.shuffle is None else "--shuffle")
-    found: dict[int, MemberIndex] = {}
-
-    async def open_one(at: int) -> None:
-        bucket, info, _ = sources[at]
-        try:
-            found[at] = (await indexer.open(bucket, info)).index
-        except (Stale, NotFound) as error:
-            raise Stale(f"{bucket}/{info.key} changed meanwhile; mount again") from error
-        except Archived:
-            return
-        indexer.forget(bucket, info)  # it is needed once
-        progress.add(0)  # samples are counted when all shards are open
-
-    progress.begin(len(sources))
-    await open_each(range(len(sources)), open_one, indexer.at_once)
+    found = await _open_all(sources, indexer, progress)
     shards.leave_out([place for at, (place, _) in enumerate(current) if at not in found])
     opened = [current[at][1] for at in sorted(found)]
     sources, indexes = [sources[at] for at in sorted(found)], [found[at] for at in sorted(found)]
@@ -108,6 +92,32 @@ async def reshuffle(
             there.add(index, view)
         log.warning("%s", advise(view, progress.files, exclusions, there))
     return made, exclusions
+
+
+async def _open_all(
+    sources: Sequence[SourceTar], indexer: Indexer, progress: OpenProgress
+) -> dict[int, MemberIndex]:
+    """Return the indexes of shards by their numbers, without those that the store has only archived.
+
+    Raises:
+        Stale: one changed meanwhile.
+    """
+    found: dict[int, MemberIndex] = {}
+
+    async def open_one(at: int) -> None:
+        bucket, info, _ = sources[at]
+        try:
+            found[at] = (await indexer.open(bucket, info)).index
+        except (Stale, NotFound) as error:
+            raise Stale(f"{bucket}/{info.key} changed meanwhile; mount again") from error
+        except Archived:
+            return
+        indexer.forget(bucket, info)  # it is needed once
+        progress.add(0)  # samples are counted when all shards are open
+
+    progress.begin(len(sources))
+    await open_each(range(len(sources)), open_one, indexer.at_once)
+    return found
 
 
 def _list_samples(
@@ -189,7 +199,7 @@ class SyntheticReader:
 
 
 def _fetched(content: Content) -> ByteRange:
-    """Return what to fetch of an object of which a range is wanted."""
+    """Return what to fetch of an object when a range of it is wanted."""
     size = content.info.size
     return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
 

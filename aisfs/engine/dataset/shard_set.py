@@ -1,7 +1,7 @@
-"""The shards of a dataset: found when it is mounted, followed when one of them turns out to have changed.
+"""The shards of a dataset: found when it is mounted, looked up again when one of them turns out to have changed.
 
-Also what lies beside them: labels (`--label csv:OBJECT`, the classes of `aisfs pack --class-to`) and loose objects; and
-what is not shown, with the reason. Many shards are opened some at a time, and the log says how far it is.
+It also finds what lies beside them (labels by `--label csv:OBJECT`, the classes of `aisfs pack --class-to`, loose objects), and
+counts what is not shown, with the reason. Many shards are opened, some at a time; the log says how many are open.
 """
 
 import logging
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -53,6 +54,7 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore
 from aisfs.stores.posix_metadata import is_link
 
@@ -171,7 +173,7 @@ class Shard:
     bucket: Bucket
     info: ObjectInfo
     name: bytes
-    """Of its folder, and what tells its members from others of the same name."""
+    """The name of its folder, which also distinguishes its members from others of the same name."""
     source: int = 0
     """The position of the word that names it."""
 
@@ -255,7 +257,7 @@ class ShardSet:
         self._count()
 
     def renew(self, found: "ShardSet") -> bool:
-        """Show the shards that were found anew; return whether they are others than before.
+        """Show the shards that were found again; return whether they are others than before.
 
         Those that were there keep their places, and new ones come last: listings go on.
         """
@@ -551,7 +553,7 @@ async def _find(pattern: ShardPattern, lister: Lister) -> ObjectInfo | None:
 TABLE_MAX = 256 << 20
 """Bytes of a table; ImageNet's has 40 MB."""
 CLASSES_MAX = 16 << 20
-"""Bytes of names of classes: a million of them, of which ImageNet has 21,841."""
+"""Bytes of names of classes: enough for a million; ImageNet has 21,841."""
 DIRECTORIES_MAX = 64
 """Directories of shards in which names of classes are looked for, which is a request each."""
 
@@ -697,18 +699,16 @@ async def open_each(
         return
     errors: list[AisfsError] = []
     opened = 0
-    waiting = iter(shards)
 
-    async def work() -> None:
+    async def one(shard: T) -> None:
         nonlocal opened
-        for shard in waiting:  # shared: a task for each shard would take more memory than its index
-            if errors:
-                return
-            try:
-                await open_one(shard)
-                opened += 1
-            except AisfsError as error:
-                errors.append(error)
+        if errors:
+            return
+        try:
+            await open_one(shard)
+            opened += 1
+        except AisfsError as error:
+            errors.append(error)
 
     async def tell() -> None:
         while True:
@@ -717,9 +717,7 @@ async def open_each(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tell)
-        async with trio.open_nursery() as openers:
-            for _ in range(min(at_once, len(shards))):
-                openers.start_soon(work)
+        await all_of((partial(one, shard) for shard in shards), at_once)
         nursery.cancel_scope.cancel()
     if errors:
         raise errors[0]

@@ -1,19 +1,17 @@
-"""New members into shards: each shard is written whole, as a new version, for all that wait for it.
+"""Adds members to shards: each shard is uploaded whole, as a new version, for all members that wait.
 
 AIStore's own append changes a shard in place and can destroy it (docs/adr/0024). So a shard is copied
 to the staging directory, gets its members there and is uploaded like any other file: until that has
 succeeded the store has the shard as it was. While one upload of a shard is under way, further members
-of it wait, and go together with the next. The copy stays for a while, for the next to come.
-
-A shard that another client changes meanwhile is read again. Where the store has no conditional writes, that is
-noticed up to the moment before the upload ends; see `WritableStore.upload`.
-
-A shard on the local disk: it gets more members there, and is uploaded whole.
+wait, and go together into the next. The copy stays for a while, for the members that come next.
 
     | members as they were | headers, content, padding of each new one | two blocks of zeros |
 
 What was there stays byte for byte up to the zeros that ended it. Nothing is added to a tar that cannot
 be read to its end, since what lies behind the damage would be lost.
+
+A shard that another client changes meanwhile is read again. Where the store has no conditional writes, that is
+noticed up to the moment before the upload ends; see `Upload`.
 """
 
 import time
@@ -34,7 +32,7 @@ from aisfs.engine.shards import Indexer
 from aisfs.engine.writing.staging import StagedFile, StagingArea
 from aisfs.errors import AisfsError, ShardDamaged, Stale, Unsupported, untraced
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.stores.port import BytesContent, Content, FileContent, WritableStore, pieces_of
+from aisfs.stores.port import BytesContent, Content, FileContent, Upload, WritableStore, pieces_of
 from aisfs.stores.posix_metadata import mode_of, with_posix_metadata
 
 END_MARK = bytes(2 * BLOCK)
@@ -47,7 +45,7 @@ _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 
 @dataclass(frozen=True, slots=True)
 class NewMember:
-    """What is to be in a shard."""
+    """A member to be added to a shard."""
 
     path: str
     content: Content | None
@@ -233,7 +231,7 @@ def _extends(new: MemberIndex, old: MemberIndex, replaced: int | None) -> bool:
 KEEP_SECONDS = 30.0
 """How long a copy waits for further members; longer than a program is busy with one of them."""
 KEPT_MAX = 8
-"""Shards of which copies wait; a copy has two open files."""
+"""Shards whose copies wait; a copy has two open files."""
 _TRIES = 5
 """How often a shard is read anew because another client changed it meanwhile."""
 
@@ -360,6 +358,12 @@ class Appender:
         assert mine.info is not None, "each waiting member gets an answer"
         return mine.info
 
+    def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
+        """Let the next members keep the mode and time that a shard was given."""
+        shard = self._shards.get((bucket, new.key))
+        if shard is not None and shard.kept is not None and shard.kept.info.same_content(old):
+            shard.kept.info = new
+
     async def _write_waiting(self, bucket: Bucket, key: str, shard: _Shard) -> None:
         """Write a shard with all members that wait; each gets its answer."""
         batch, shard.waiting = shard.waiting, []
@@ -425,9 +429,9 @@ class Appender:
         custom = NO_CUSTOM
         if base.custom:
             custom = with_posix_metadata(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
-        content, key = shard.content(), base.key
+        upload = Upload(bucket, base.key, shard.content(), custom, replaces=base)
         try:
-            info = await self._store.upload(bucket, key, content, custom=custom, replaces=base)
+            info = await self._store.upload(upload)
         except Stale:
             return None
         # No other task may run before all of them know.

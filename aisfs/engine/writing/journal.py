@@ -2,12 +2,10 @@
 
     STAGING/<session>/N.journal    frames (`engine.writing.unsent`)
 
-Files that are closed at the same time share one flush of the disk. A file that is closed alone is written by the
-thread that asks, if the disk is quick: two wake-ups less. A journal has a fixed size and is filled with zeros
+Files that are closed at the same time share one flush of the disk. A file that is closed alone is written by the thread that
+closes it, if the disk is quick, which saves two wake-ups. A journal has a fixed size and is filled with zeros
 before it is used: flushing overwritten bytes does not wait for the file system's own journal. It is removed when
 none of its files waits, the oldest first, since the later ones say what has ended in it.
-
-One file of a journal (`engine.writing.journal`), and where the content of a closed file is in it.
 """
 
 import logging
@@ -168,7 +166,7 @@ _OWED_SECONDS = 5.0
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
 AT_ONCE_MAX = 64 << 10
-"""Bytes of a file that whoever answers requests may write to the disk itself."""
+"""Bytes of a file that the dispatcher may write to the disk itself."""
 QUICK_SECONDS = 0.001
 """A disk that took no longer the last time is quick: the dispatcher may wait for it."""
 _LOOK_SECONDS = 1.0
@@ -371,7 +369,7 @@ class Journal:
         for asked, outcome in written:
             try:
                 asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
-            except Exception:  # the others are to be told as well
+            except Exception:  # the others need their answers as well
                 log.exception(
                     "a close could not be answered: this is a bug in aisfs, please report it"
                 )

@@ -31,7 +31,7 @@ class StagedRecord(msgspec.Struct, frozen=True, gc=False):
     upload: str = ""
     """The store's id of an upload that began before the file was closed."""
     only_new: str = ""
-    """What `WritableStore.upload` calls so, for a file made with O_EXCL; empty for others."""
+    """What `Upload` calls so, for a file made with O_EXCL; empty for others."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Files being written, on the local disk until the store has them.
+"""Keeps files that are being written on the local disk until the store has them.
 
     STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
     STAGING/<session>/lock     locked by the daemon for as long as it lives
@@ -78,7 +78,7 @@ class StagedFile:
         self.is_loaded = False
         """Whether it began as what the store had."""
         self.sent_ahead: UploadAhead | None = None
-        """To be told of changes to what was sent of it already."""
+        """What was sent of it already; it is notified of changes to these bytes."""
         self._call_at = NEVER
         self._call: Callable[[StagedFile], None] | None = None
 
@@ -195,7 +195,11 @@ class StagedFile:
             try:
                 self._write_record(structs.replace(self.record, upload=name))
             except AisfsError as error:
-                log.warning("%s: killed now, it would leave parts: %s", self.record.name, error)
+                log.warning(
+                    "%s: if the mount is killed now, parts of it stay in the store: %s",
+                    self.record.name,
+                    error,
+                )
 
     def _write_record(self, record: StagedRecord) -> None:
         if record == self.record:

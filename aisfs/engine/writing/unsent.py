@@ -1,11 +1,10 @@
 """Recovery of files that were not uploaded: of daemons that were killed, or whose uploads failed for good.
 
-A daemon that is killed leaves its session of the staging directory behind. The next one moves what is dirty to
-`parked` and removes the rest. `aisfs recover` lists, uploads or drops it.
+A daemon that is killed leaves its session of the staging directory behind. The next one moves its dirty files to
+`parked` and removes the rest. `aisfs recover` lists, uploads or drops them.
 
-Files that were acknowledged are frames of a journal. A journal is frames, one after the other, and zeros
-behind them. A frame carries the content of one file, or none, and ends earlier frames: their files are in the
-store, were removed, or have newer content here.
+Files that were acknowledged are frames of a journal: frames, one after the other, and zeros behind them. A frame carries the
+content of one file, or none, and ends earlier frames: their files are in the store, were removed, or have newer content here.
 
     block    content    the block again
 
@@ -13,8 +12,8 @@ store, were removed, or have newer content here.
            mtime in ns  number of ended frames, bytes of record and content  CRC-32 of the content
            bytes of the journal  when it was written in ns  serials of ended frames  record
 
-Whose content it is and what it ends is there twice, and each block begins with a mark. So one damaged place
-costs the content of one file at most: what lies behind is found by its marks. A frame of another session, a
+The block says whose content it is and which frames it ends; it is there twice, and begins with a mark. So one damaged place
+costs the content of one file at most: frames behind it are found by their marks. A frame of another session, a
 copy of which some file may contain, does not have the right checksum.
 
 Journals of before December 2026 have frames without the second block:
@@ -185,7 +184,7 @@ def _next_frame(
 
 
 def _frame_at(journal: memoryview, place: int, least: int, seed: int) -> _Found | None:
-    """Return the frame of which a block begins here, unless it begins before `least`, or an old frame."""
+    """Return the frame whose block begins here, unless it begins before `least`, or an old frame."""
     if place + _HEAD.size <= len(journal):
         (
             mark,
@@ -355,7 +354,7 @@ class UnsentFile:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether its program was told that it is safe, so that it is uploaded without being asked."""
+        """Whether its close returned 0, so that it is uploaded without being asked for."""
         return self.path.suffix == JOURNAL
 
     @contextmanager
@@ -563,7 +562,7 @@ def park_journals(session: Path) -> int:
     """Keep the journals of a session for the next mount, if files in them wait; return how many do.
 
     Until the session's lock is removed, nobody looks at them. So it does not matter if only some are
-    moved before this process is killed: whoever comes next moves the others.
+    moved before this process is killed: the next process moves the others.
     """
     parked = session.parent / PARKED
     paths = _journals(session)
@@ -595,7 +594,7 @@ def sole_uploader(directory: Path) -> Iterator[bool]:
 
 
 def _remove_ended(directory: Path) -> None:
-    """Remove the parked journals of sessions of which no file waits."""
+    """Remove the parked journals of sessions without a waiting file."""
     for session in _parked_sessions(directory):
         paths = _journals(directory / PARKED, f"{session}-")
         if _left_in(session, paths).over:

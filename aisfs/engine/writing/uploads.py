@@ -1,14 +1,12 @@
-"""Brings what was written into the store, and changes names there.
+"""Uploads written files, and changes names in the store.
 
-Nothing here decides when; the file system does. What a call reports done, the store has confirmed;
-after an error the store holds what it held before.
+The file system decides when. What a call reports done, the store has confirmed; after an error the store holds what it held
+before.
 
-Large files are sent while they are written, so that their close waits for the last part only.
-
-A part is sent once all of it was written in order, and only once: AIStore destroys what it gets twice.
-So when bytes change afterwards, or it is unknown whether a part arrived, what was sent is thrown
-away, and the upload at the close sends all. Nothing of it is visible before: an error here only
-means parts that the close sends.
+Large files are sent while they are written, so that their close waits for the last part only. A part is sent once all of it was
+written in order, and only once: AIStore destroys what it gets twice. So when bytes change afterwards, or it is unknown whether a
+part arrived, what was sent is thrown away, and the upload at the close sends all. Nothing of it is visible before: an error here
+only means parts that the close sends.
 """
 
 import logging
@@ -40,7 +38,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.stores.port import BytesContent, UploadAhead, WritableStore, pages_of
+from aisfs.stores.port import BytesContent, Upload, UploadAhead, WritableStore, pages_of
 from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.system.threads import any_thread
 
@@ -52,7 +50,7 @@ _PARTS_AT_ONCE = 2
 
 @dataclass(eq=False, slots=True)
 class _Sending:
-    """A file of which parts are being sent."""
+    """A file whose parts are being sent."""
 
     staged: StagedFile
     record: StagedRecord
@@ -298,7 +296,7 @@ class Writer:
         self,
         bucket: Bucket,
         key: str,
-        staged: StagedFile,
+        written: StagedFile | JournalEntry,
         *,
         base: ObjectInfo | None,
         mtime_ns: int,
@@ -306,41 +304,20 @@ class Writer:
         only_new: str = "",
         replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
-        """Make the staged content the object's, whole."""
+        """Make what was written the object's content, whole."""
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        ahead = await self._ahead.take(staged)
+        upload = Upload(
+            bucket, key, written.content(), custom, only_new=only_new, replaces=replaces
+        )
+        if isinstance(written, JournalEntry):
+            return await self._store.upload(upload)
+        ahead = await self._ahead.take(written)
         try:
-            return await self._store.upload(
-                bucket,
-                key,
-                staged.content(),
-                custom=custom,
-                ahead=ahead,
-                announce=staged.note_upload,
-                only_new=only_new,
-                replaces=replaces,
-            )
+            upload = replace(upload, ahead=ahead, announce=written.note_upload)
+            return await self._store.upload(upload)
         finally:
             if ahead is not None:
                 await ahead.abandon()
-
-    async def upload_entry(
-        self,
-        bucket: Bucket,
-        key: str,
-        entry: JournalEntry,
-        *,
-        base: ObjectInfo | None,
-        mtime_ns: int,
-        mode: int | None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
-        """Do the same with content that is in the journal."""
-        custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        return await self._store.upload(
-            bucket, key, entry.content(), custom=custom, only_new=only_new, replaces=replaces
-        )
 
     def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
         """Keep what is in the journal for `aisfs recover`; return where."""
@@ -373,9 +350,15 @@ class Writer:
         with suppress(NotFound):
             await self._store.remove(bucket, key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Rename an object; what had the new name is gone."""
-        return await self._store.rename(bucket, key, new_key)
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        """Rename an object; what had the new name is gone.
+
+        Raises:
+            Stale: it is not `expected` any more.
+        """
+        return await self._store.rename(bucket, key, new_key, expected=expected)
 
     async def objects_below(self, bucket: Bucket, prefix: str, limit: int) -> list[ObjectInfo]:
         """Find all objects whose keys start with `prefix`, as they are now.
@@ -481,7 +464,8 @@ class Writer:
         Raises:
             AlreadyExists: another client has made it meanwhile.
         """
-        return await self._store.upload(bucket, key, BytesContent(END_MARK), only_new=only_new)
+        shard = Upload(bucket, key, BytesContent(END_MARK), only_new=only_new)
+        return await self._store.upload(shard)
 
     async def append(
         self,

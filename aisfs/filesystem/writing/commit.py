@@ -1,11 +1,10 @@
 """What becomes of staged bytes: uploaded, kept for `aisfs recover`, or discarded.
 
-What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
-before; should it come to nothing, the staged bytes are kept.
+When `close` or `fsync` returns 0, the store has the file. Until then the store holds what it held
+before; if the upload fails for good, the staged bytes are kept.
 
-Files whose close does not wait for the store (`--write-back`): safe on the local disk first.
-
-Uploads the files that wait for it: when their time has come, on request, and at the end of the mount.
+With `--write-back`, the close of a small file waits only until the local disk has it (`Acknowledger`). `WriteBack` uploads such
+files: when their time has come, on request, and at the end of the mount.
 """
 
 import logging
@@ -42,6 +41,7 @@ from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees import Tree
 from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.posix_metadata import mode_of, mtime_of
 from aisfs.system.threads import any_thread
 
@@ -361,9 +361,11 @@ class Committer:
             return False
         if file.write_error is not None:
             raise file.write_error
+        file.may_be_stored = not file.member
         try:
             info = await self._upload(file)
         except AisfsError as error:
+            file.may_be_stored &= not lasts(error)
             if not file.acknowledged or lasts(error):  # else it goes on waiting
                 file.failed = error
             raise
@@ -371,7 +373,7 @@ class Committer:
             file.staged.mark_clean()
         with self._overlay.namespace_lock:
             file.base = info
-            file.dirty = file.overwrites = False
+            file.dirty = file.overwrites = file.may_be_stored = False
             file.failed = None
             if not file.member:
                 self._overlay.settle(file.bucket, file.key, info)
@@ -379,25 +381,14 @@ class Committer:
         return True
 
     async def _upload(self, file: WrittenFile) -> ObjectInfo:
-        staged = file.staged
-        if staged is None:
-            assert file.entry is not None, "what is dirty is staged, or in the journal"
-            return await self._writer.upload_entry(
-                file.bucket,
-                file.key,
-                file.entry,
-                base=file.base,
-                mtime_ns=file.mtime_ns,
-                mode=file.mode,
-                only_new=file.only_new,
-                replaces=file.replaces,
-            )
-        if file.member:
-            return await self._append(file, staged)
+        written = file.entry if file.staged is None else file.staged
+        assert written is not None, "what is dirty is staged, or in the journal"
+        if file.member and file.staged is not None:
+            return await self._append(file, file.staged)
         return await self._writer.upload(
             file.bucket,
             file.key,
-            staged,
+            written,
             base=file.base,
             mtime_ns=file.mtime_ns,
             mode=file.mode,
@@ -453,8 +444,9 @@ class Committer:
     def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
         """Show an object whose mode or time was changed; in a directory it is another version then.
 
-        If it is a shard, the kernel's numbers in it stand for that version.
+        If it is a shard, the kernel's numbers in it stand for that version, and its copy on the local disk is of it.
         """
+        self._writer.appender.restamped(bucket, old, new)
         with self._overlay.namespace_lock:
             shard = ShardNode(bucket, old, 0, b"")
             number = self._inodes.number(shard)
@@ -590,7 +582,7 @@ class Committer:
         if file.pages_behind:
             await self._filesystem.kernel.invalidated(file.node.parent, file.node.name)
             file.pages_behind = False
-            raise NameGone("what was written to it came to nothing while it was opened")
+            raise NameGone("its last writes failed, and were dropped while it was opened")
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
@@ -635,7 +627,7 @@ class Committer:
 
 
 UPLOADS_AT_ONCE = 16
-"""Half of the connections of a mount: the others are for those who wait for an answer."""
+"""Half of the connections of a mount: the others are for requests that a program waits for."""
 LOOK_SECONDS = 0.5
 """How often it is looked for files that are due."""
 DOUBTFUL_MOST = 16
@@ -645,7 +637,7 @@ RETRY_SECONDS = 10.0
 
 
 class WriteBack:
-    """Uploads in the background; reports what has failed to whoever asks next."""
+    """Uploads in the background; reports what has failed to the next request that asks."""
 
     def __init__(self, committer: Committer, acknowledger: Acknowledger) -> None:
         """Upload with `committer` what `acknowledger` lets wait."""
@@ -719,20 +711,16 @@ class WriteBack:
 
     async def _upload_all(self, files: Iterable[WrittenFile]) -> AisfsError | None:
         """Upload files, many at once; return an error after which some wait on. Stop if nothing can be uploaded."""
-        remaining = iter(files)
         problems: list[AisfsError] = []
 
-        async def work() -> None:
-            for file in remaining:
-                if len(problems) >= DOUBTFUL_MOST or any(map(passes, problems)):
-                    return
-                problem = await self._upload(file)
-                if problem is not None:
-                    problems.append(problem)
+        async def one(file: WrittenFile) -> None:
+            if len(problems) >= DOUBTFUL_MOST or any(map(passes, problems)):
+                return
+            problem = await self._upload(file)
+            if problem is not None:
+                problems.append(problem)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(UPLOADS_AT_ONCE):
-                nursery.start_soon(work)
+        await all_of((partial(one, file) for file in files), UPLOADS_AT_ONCE)
         return next((one for one in problems if passes(one)), problems[0] if problems else None)
 
     async def _upload(self, file: WrittenFile) -> AisfsError | None:

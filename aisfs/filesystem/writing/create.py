@@ -139,7 +139,7 @@ class OpenFiles:
 
         Raises:
             Stale: it is to be written and is another version by now, or its name goes; the kernel
-                looks it up anew.
+                looks it up again.
             ReadOnly: a member is to be written.
         """
         node = await self._filesystem.settled(ino)
@@ -237,7 +237,7 @@ class OpenFiles:
         """Make sure that the store still has what is to be changed in part; called with the lock held.
 
         Raises:
-            Stale: it has another version, or none; the kernel looks the name up anew.
+            Stale: it has another version, or none; the kernel looks the name up again.
         """
         if file.staged is None and file.entry is None and not file.unlinked:
             await self.check_stored(file.node, file.base)
@@ -246,7 +246,7 @@ class OpenFiles:
         """Make sure that the store has this version of an object.
 
         Raises:
-            Stale: it has another one, or none; the kernel looks the name up anew.
+            Stale: it has another one, or none; the kernel looks the name up again.
         """
         assert base is not None, "what the store does not have yet is dirty"
         with self._filesystem.noticing_change(node):
@@ -749,7 +749,7 @@ class Creator:
 
     @any_thread
     def _mark(self) -> str:
-        """Return a text that no other writer of a new object has; see `WritableStore.upload`."""
+        """Return a text that no other writer of a new object has; see `Upload`."""
         return f"{self._made_by}{next(self._made):08x}"
 
     def _record(self, file: WrittenFile) -> None:

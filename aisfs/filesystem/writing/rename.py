@@ -1,7 +1,4 @@
-"""Names of a mount that can be written: unlink, rmdir, rename.
-
-Renames of directories: of every object below one.
-"""
+"""Operations on names in a mount that can be written: unlink, rmdir, and rename, also of every object below a directory."""
 
 import logging
 import os
@@ -123,16 +120,21 @@ class DirectoryRenamer:
         bucket, prefix = node.bucket, node.prefix
         found = await self._writer.objects_below(bucket, prefix, self._limit)
         beside = await self.beside(node)
+        now = {info.key: info for info in found}
         moved: dict[str, ObjectInfo] = {}
         try:
             for info in found:
                 new_key = new_prefix + info.key[len(prefix) :]
-                moved[info.key] = await self._writer.rename(bucket, info.key, new_key)
+                try:
+                    renamed = await self._writer.rename(bucket, info.key, new_key, expected=info)
+                except Stale:  # since it was listed: theirs is renamed
+                    del now[info.key]
+                    renamed = await self._writer.rename(bucket, info.key, new_key)
+                moved[info.key] = renamed
         except AisfsError as error:
             await self._rename_back(bucket, prefix, new_prefix, moved, len(found), error)
             raise
         with self._overlay.namespace_lock:
-            now = {info.key: info for info in found}
             self._forget_older(bucket, prefix, now)
             self._moved_directory(node, new_prefix, now, moved)
             self.removed(node, beside)
@@ -150,13 +152,20 @@ class DirectoryRenamer:
         """Undo a rename of a directory that failed half-way, and account for every object."""
         stranded = []
         for old_key, info in moved.items():
+            there: ObjectInfo | None = None
             try:
-                back = await self._writer.rename(bucket, info.key, old_key)
+                there = await self._there(bucket, old_key)
+                if there is not None:
+                    raise AlreadyExists("another client has made it anew")
+                back = await self._writer.rename(bucket, info.key, old_key, expected=info)
                 self._overlay.settle(bucket, old_key, back)
             except AisfsError as failed:
                 stranded.append(info.key)
                 log.error("%s/%s could not go back to %s: %s", bucket, info.key, old_key, failed)
-                self._overlay.remove(bucket, old_key)
+                if there is None:
+                    self._overlay.remove(bucket, old_key)
+                else:
+                    self._overlay.settle(bucket, old_key, there)
                 self._overlay.settle(bucket, info.key, info, below=new_prefix)
         log.error(
             "%s/%s was not renamed: %s; of %d objects %d were moved, %d of these moved back, "
@@ -165,10 +174,17 @@ class DirectoryRenamer:
             ", ".join(stranded) or "none",
         )  # fmt: skip
 
-    def _forget_older(self, bucket: Bucket, prefix: str, now: dict[str, ObjectInfo]) -> None:
-        """Have the kernel look up anew what other clients have changed or removed since it did.
+    async def _there(self, bucket: Bucket, key: str) -> ObjectInfo | None:
+        try:
+            return await self._writer.head(bucket, key)
+        except NotFound:
+            return None
 
-        Its numbers, and pages, of such a version do not go on under the new names.
+    def _forget_older(self, bucket: Bucket, prefix: str, now: dict[str, ObjectInfo]) -> None:
+        """Have the kernel look up again what other clients have changed or removed since it did.
+
+        Its numbers, and pages, of such a version do not go on under the new names. What was changed while it was
+        renamed is missing in `now`, too.
         """
         for ino, known in self._inodes.known():
             file = self._files.by_ino.get(ino)
@@ -181,8 +197,7 @@ class DirectoryRenamer:
             if key in now and info.same_content(now[key]):
                 continue
             if file is not None:
-                what = "changed" if key in now else "removed"
-                file.detached_because = Stale(f"another client has {what} it")
+                file.detached_because = Stale("another client has changed or removed it")
                 self._files.unname(file)
             self._committer.invalidate(node.parent, node.name)
 
@@ -239,7 +254,8 @@ class DirectoryRenamer:
                 case DirectoryNode(b, p) if b == bucket and p.startswith(prefix):
                     new = DirectoryNode(bucket, new_prefix + p[len(prefix) :])
                 case ObjectNode(b, info) if b == bucket and info.key in moved:
-                    if ino in self._files.by_ino or not info.same_content(found[info.key]):
+                    there = found.get(info.key)
+                    if ino in self._files.by_ino or there is None or not info.same_content(there):
                         continue
                     new = structs.replace(known, info=moved[info.key])
                 case _:
@@ -313,7 +329,7 @@ class Renamer:
             self._overlay.remove(node.bucket, node.info.key)
         else:
             async with file.lock:
-                if file.base is not None:
+                if file.base is not None or file.may_be_stored:
                     await self._writer.remove(node.bucket, node.info.key)
                 with self._overlay.namespace_lock:
                     self._unname(file)
@@ -490,10 +506,12 @@ class Renamer:
             if file is None:
                 if self._inodes.get(self._inodes.number(node)) is None:
                     raise Stale(f"{node.bucket}/{node.info.key} was changed by somebody else")
-                await self._open_files.check_stored(node, node.info)
-            elif not await self._committer.commit_locked(file):
-                await self._open_files.check_stored(file.node, file.base)
-            info = await self._writer.rename(node.bucket, node.info.key, key)
+            else:
+                await self._committer.commit_locked(file)
+            known = node.info if file is None else file.base
+            assert known is not None, "what was committed is in the store"
+            with self._filesystem.noticing_change(node):
+                info = await self._writer.rename(node.bucket, node.info.key, key, expected=known)
             with self._overlay.namespace_lock:
                 if gone is not None:
                     self._unname(gone)
@@ -518,7 +536,7 @@ class Renamer:
         gives every new file its name so.
         """
         file = self._inodes.current(node) if isinstance(node, ObjectNode) else None
-        if file is None or not file.waits or file.base is not None:
+        if file is None or not file.waits or file.base is not None or file.may_be_stored:
             return False
         with self._overlay.namespace_lock:
             return self._overlay.held.is_fresh(target.bucket, target.prefix)
@@ -538,6 +556,8 @@ class Renamer:
         """
         acknowledger = self._committer.acknowledger
         new = file.waits and file.base is None
+        if file.may_be_stored or (gone is not None and gone.may_be_stored):
+            return False  # else it would stay under the old name, or count as another client's
         if acknowledger is None or not new or listing.is_shard(os.fsencode(key)):
             return False
         base = _stored(victim, gone)

@@ -1,7 +1,4 @@
-"""Sizes, modes and times of a mount that can be written.
-
-What a mount has on top of its `FileSystem` when it can be written.
-"""
+"""Sizes, modes and times in a mount that can be written, and what such a mount adds to its `FileSystem`."""
 
 import logging
 import stat
@@ -151,12 +148,12 @@ class AttributeSetter:
             return
         if not changes.from_root:
             raise NotPermitted(
-                "all files belong to who mounts; --ignore-attr-changes accepts other owners"
+                "all files belong to the user who mounted; --ignore-attr-changes accepts others"
             )
         # Python's tarfile, for example, would leave out mode and time after an error.
         if not self._told_of_owners:
             self._told_of_owners = True
-            log.warning("root's chown has no effect: all files belong to who mounts")
+            log.warning("root's chown has no effect: all files belong to the user who mounted")
 
     async def _set_attributes(self, file: WrittenFile, changes: AttributeChanges) -> None:
         """Keep mode and time: with the next upload, or at once where none is due."""
@@ -179,9 +176,11 @@ class AttributeSetter:
         assert file.base is not None, "what is not dirty is in the store"
         base = file.base
         try:
-            file.base = await self._writer.set_attributes(
-                file.bucket, file.base, mtime_ns=file.mtime_ns, mode=file.mode
-            )
+            await self._open_files.check_stored(file.node, base)  # what others wrote keeps its own
+            with self._filesystem.noticing_change(file.node):
+                file.base = await self._writer.set_attributes(
+                    file.bucket, base, mtime_ns=file.mtime_ns, mode=file.mode
+                )
         except AisfsError as error:
             # `touch` closes a copy of its descriptor, which uploads the file, before it sets the time.
             still_written = file.staged is not None and file.writers > 0

@@ -1,4 +1,4 @@
-"""Uploads in parts: AIStore's own multipart protocol, and the storage of parts for the one of S3.
+"""Uploads in parts, by AIStore's own multipart protocol.
 
 A part is written straight to its place in the object if that place is known when it arrives: usually
 all parts but the last have the same size. Any other part, and one that is sent again, is a separate file
@@ -9,9 +9,8 @@ import os
 import re
 import shutil
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,11 @@ from typing import BinaryIO
 import msgspec
 
 from aisfs.server import failures
-from aisfs.server.api.object_headers import is_of_content
 from aisfs.server.api.objects import Objects
 from aisfs.server.damage import Damage, LostPart
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.messages import Reply, Request, text_reply
-from aisfs.server.storage.bucket import Bucket, Found
+from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import Storage, write_out
 
 CHECKSUM = "crc32c"
@@ -39,17 +37,6 @@ class _ListedPart(msgspec.Struct):
     number: int = msgspec.field(name="part-number")
 
 
-@dataclass(frozen=True)
-class PartTag:
-    """What the S3 API has to know of a part that was stored."""
-
-    etag: str
-    """Its MD5."""
-    checksums: dict[str, str]
-    """The checksums that were sent with it, by the element that names them in XML."""
-    time_ns: int
-
-
 @dataclass
 class Upload:
     """An upload in progress, and its parts."""
@@ -57,11 +44,6 @@ class Upload:
     bucket: str
     key: bytes
     folder: Path
-    custom: dict[str, str]
-    """Custom metadata of the object to be."""
-    begun_ns: int = field(default_factory=time.time_ns)
-    tags: dict[int, PartTag] = field(default_factory=dict)
-    """Parts that came by the S3 API."""
     sizes: dict[int, int] = field(default_factory=dict)
     step: int = 0
     """Bytes of the part that arrived first; part N is expected at N - 1 times as many."""
@@ -85,12 +67,10 @@ class Upload:
         """Return the file of a part that is not in `whole`."""
         return self.folder / str(number)
 
-    def keep(self, number: int, size: int, tag: PartTag | None) -> None:
+    def keep(self, number: int, size: int) -> None:
         """Record a part that is complete."""
         self.in_order = self.in_order and number == len(self.sizes) + 1
         self.sizes[number] = size
-        if tag is not None:
-            self.tags[number] = tag
 
     def place(self, number: int, length: int) -> int | None:
         """Return where in `whole` a part may be written; None when it needs a separate file."""
@@ -121,21 +101,12 @@ class Parts:
 
     def start(self, bucket: Bucket, key: bytes) -> Reply:
         """Begin an upload; the reply is its id."""
-        return text_reply(self.begin(bucket, key, {}))
-
-    def begin(self, bucket: Bucket, key: bytes, custom: dict[str, str]) -> str:
-        """Return the id of a new upload of an object with this custom metadata."""
         name = uuid.uuid4().hex[:16]
         folder = self._storage.work_path(f"parts-{name}")
         folder.mkdir()
         with self._lock:
-            self._uploads[name] = Upload(bucket.name, key, folder, custom)
-        return name
-
-    def uploads(self, bucket: Bucket) -> list[tuple[str, Upload]]:
-        """Return the ids and the uploads in progress in a bucket."""
-        with self._lock:
-            return [(k, u) for k, u in self._uploads.items() if u.bucket == bucket.name]
+            self._uploads[name] = Upload(bucket.name, key, folder)
+        return text_reply(name)
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Store one part; sent again it replaces the first one, or destroys it where traps are on."""
@@ -151,25 +122,18 @@ class Parts:
             text = f"{uri_of(bucket.name, key)}: put-part invalid size ({-1 if chunked else 0})"
             raise Failure(400, text)
         # Like AIStore, this ignores the checksums of parts.
-        self.store(upload, number, request.length, request.pieces())
+        self._store(upload, number, request.length, request.pieces())
         return Reply()
 
-    def store(
-        self,
-        upload: Upload,
-        number: int,
-        length: int,
-        pieces: Iterable[bytes],
-        tag: Callable[[], PartTag] | None = None,
-    ) -> None:
-        """Store the pieces of one part, unless they raise; `tag` is asked once all were taken."""
+    def _store(self, upload: Upload, number: int, length: int, pieces: Iterable[bytes]) -> None:
+        """Store the pieces of one part, unless they raise."""
         with self._lock:
             place = upload.place(number, length)
         if place is not None:
             with _still_there(upload), _open_at(upload.whole, place) as file:
                 size = write_out(pieces, file, (), upload.turn)
             with self._lock:
-                upload.keep(number, size, tag and tag())
+                upload.keep(number, size)
                 upload.placed.add(number)
             return
         with self._storage.work_file() as work:
@@ -179,18 +143,18 @@ class Parts:
                 if number in upload.sizes and self._storage.traps.loses_repeated_parts:
                     upload.lost.add(number)
                 os.replace(work, upload.part(number))
-                upload.keep(number, size, tag and tag())
+                upload.keep(number, size)
                 upload.placed.discard(number)
 
     def complete(self, request: Request, listed: object, bucket: Bucket, key: bytes) -> Reply:
         """Make an object of the listed parts, which have to be all parts."""
         upload, numbers = self._upload(request, bucket, key), _numbers(listed)
-        self.check_all_listed(upload, numbers)
-        if self.finish(request.query["uploadId"], numbers, bucket, key, is_of_content) is None:
+        self._check_all_listed(upload, numbers)
+        if not self._finish(request.query["uploadId"], numbers, bucket, key):
             raise _unknown(request, bucket, key)
         return Reply()
 
-    def check_all_listed(self, upload: Upload, numbers: list[int]) -> None:
+    def _check_all_listed(self, upload: Upload, numbers: list[int]) -> None:
         """Check that all parts are listed, and that none is missing between them."""
         with self._lock:
             have = dict(upload.sizes)
@@ -202,26 +166,13 @@ class Parts:
                 text = f"chunk at ({at}) has invalid number {number} (count={len(numbers)})"
                 raise Failure(400, text)
 
-    def finish(
-        self,
-        name: str,
-        numbers: list[int],
-        bucket: Bucket,
-        key: bytes,
-        outdated: Callable[[str], bool],
-        check: Callable[[Found | None], None] | None = None,
-        verify: Callable[[Path], None] = lambda _: None,
-    ) -> Found | None:
-        """Make an object of these parts, which were all received; None if the upload has ended.
-
-        `outdated` and `check` are those of `Objects.publish`; `verify` raises a Failure if the content
-        in a file is not what it should be.
-        """
+    def _finish(self, name: str, numbers: list[int], bucket: Bucket, key: bytes) -> bool:
+        """Make an object of these parts, which were all received; return False if the upload has ended."""
         uri = uri_of(bucket.name, key)
         with self._lock:
             upload = self._uploads.get(name)
             if upload is None:
-                return None
+                return False
             if 1 in upload.lost:  # AIStore appends the others to its file
                 text = f"rename {upload.part(1)} {upload.whole}: no such file or directory"
                 text = f"t[{{node}}]: failed to finalize {uri}, err: {text}"
@@ -230,26 +181,22 @@ class Parts:
         try:
             pieces = _pieces(upload, numbers)
             work = self._put_together(upload, pieces)
-            verify(work)
             old = bucket.find(key)
             kind = (old and old.record.checksum_type) or ("" if upload.in_order else CHECKSUM)
-            found = self._objects.publish(
+            self._objects.publish(
                 bucket,
                 key,
                 work,
-                upload.custom,
                 kind=kind,
                 chunks=(len(pieces), max(piece.size for piece in pieces)),
                 damage=_damage(upload, pieces, uri),
-                outdated=outdated,
-                check=check,
             )
         except BaseException:
             with self._lock:  # it may be tried again, or aborted
                 self._uploads[name] = upload
             raise
         _remove(upload)
-        return found
+        return True
 
     @staticmethod
     def _put_together(upload: Upload, pieces: list[_Piece]) -> Path:
@@ -270,31 +217,19 @@ class Parts:
         """Discard the parts."""
         request.drain()
         name = request.query["uploadId"]
-        if not self.discard(name):
-            what = f"partial chunk-manifest[{uri_of(bucket.name, key)}, id={name}]"
-            text = f"failed to load {what}: open {self._storage.work}: no such file or directory"
-            raise Failure(404, text, "wrapError")
-        return Reply()
-
-    def discard(self, name: str) -> bool:
-        """Remove an upload and its parts; return whether there was one."""
         with self._lock:
             upload = self._uploads.pop(name, None)
         if upload is None:
-            return False
+            what = f"partial chunk-manifest[{uri_of(bucket.name, key)}, id={name}]"
+            text = f"failed to load {what}: open {self._storage.work}: no such file or directory"
+            raise Failure(404, text, "wrapError")
         _remove(upload)
-        return True
-
-    def find(self, name: str, bucket: Bucket, key: bytes) -> Upload | None:
-        """Return the upload of this id, if it is one of this object."""
-        with self._lock:
-            upload = self._uploads.get(name)
-        found = upload is not None and (upload.bucket, upload.key) == (bucket.name, key)
-        return upload if found else None
+        return Reply()
 
     def _upload(self, request: Request, bucket: Bucket, key: bytes) -> Upload:
-        upload = self.find(request.query.get("uploadId", ""), bucket, key)
-        if upload is None:
+        with self._lock:
+            upload = self._uploads.get(request.query.get("uploadId", ""))
+        if upload is None or (upload.bucket, upload.key) != (bucket.name, key):
             if request.method == "PUT":  # of others the body has been read
                 request.drain()
             raise _unknown(request, bucket, key)

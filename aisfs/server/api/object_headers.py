@@ -55,21 +55,9 @@ def http_date(time_ns: int) -> str:
     return formatdate(time_ns // 10**9, usegmt=True)
 
 
-PARTS_ETAG = "ETag"
-"""The custom metadata that holds the ETag of an object put in parts by the S3 API."""
-
-
-def is_of_content(name: str) -> bool:
-    """Return whether custom metadata describes the content, and does not outlive it."""
-    return name == PARTS_ETAG
-
-
 def etag(found: Found) -> str:
     """Return the ETag of an object, with its quotes."""
     record = found.record
-    of_parts = record.custom.get(PARTS_ETAG, "")
-    if record.chunks and of_parts.endswith(f"-{record.chunks[0]}"):
-        return f'"{of_parts}"'
     if record.checksum_type == "md5":
         return f'"{record.checksum}"'
     return f'"v1-{record.checksum or record.version}-{base36(found.mtime_ns)}"'

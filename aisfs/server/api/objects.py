@@ -13,7 +13,6 @@ from aisfs.server.api.object_headers import (
     attributes,
     by_property,
     custom_pairs,
-    is_of_content,
     parse_range,
 )
 from aisfs.server.api.properties import checksum_type, setting
@@ -168,10 +167,9 @@ class Objects:
         key: bytes,
         found: Found,
         describe: Callable[[Found], Headers] = attributes,
-        kind: str = "application/octet-stream",
     ) -> Reply:
         """Return an open object, or the range that is asked for, with the headers that describe it."""
-        headers = [("Content-Type", kind)]
+        headers = [("Content-Type", "application/octet-stream")]
         start, length, status = 0, found.size, 200
         if asked := request.header("Range"):
             start, length = parse_range(asked, found.size, uri_of(bucket.name, key))
@@ -283,8 +281,6 @@ class Objects:
         fresh: bool = False,
         chunks: tuple[int, int] | None = None,
         damage: Damage | None = None,
-        outdated: Callable[[str], bool] = is_of_content,
-        check: Callable[[Found | None], None] | None = None,
         since: int | None = None,
     ) -> Found:
         """Make a work file the next version of an object.
@@ -299,20 +295,16 @@ class Objects:
             fresh: Ignore the previous version, as `skip_vc` does.
             chunks: Number and largest size of the parts of an upload.
             damage: What a trap has damaged.
-            outdated: Which custom metadata of the previous version does not outlive it.
-            check: Raises a Failure if that version must not be replaced.
             since: Version of the cluster's map when the request came, where that matters.
         """
         kind = kind or checksum_type(bucket)
         checksum = hash_file(work, kind) if checksum is None else checksum
         with self._storage.locks.writing((bucket.name, key)):
             old = bucket.find(key)
-            if check is not None:
-                check(old)
             # A target that the previous version has not reached begins anew.
             fresh = fresh or self._storage.traps.moving.hides(bucket.name, key)
             known = None if fresh or old is None else old.record
-            kept = {k: v for k, v in (known.custom if known else {}).items() if not outdated(k)}
+            kept = known.custom if known else {}
             count = known.number if known else 0
             record = Record(
                 str(count + 1) if setting(bucket, "versioning", "enabled") else "",

@@ -33,9 +33,8 @@ class Kindness:
     loses_names = False
     """Listings lose names as in `aisfs.server.api.paging`."""
     like_amazon = True
-    """The S3 API answers as Amazon's does where AIStore's differs: the proxy serves objects itself,
-    listings lose nothing and have ETags and modification times, the DELETE of a missing object
-    succeeds, and a bucket is only deleted when it is empty."""
+    """The S3 API answers as Amazon's does where AIStore's differs: the proxy serves objects itself, and
+    listings lose nothing and have ETags and modification times."""
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""

@@ -40,8 +40,8 @@ class Credentials:
         Raises:
             ConfigError: a token is unusable, or a file named by the user is not there.
         """
-        if settings.token and settings.token.get_secret_value().strip():
-            return cls(_checked(settings.token.get_secret_value(), "AIS_AUTHN_TOKEN"), None)
+        if settings.token and settings.token.strip():
+            return cls(_checked(settings.token, "AIS_AUTHN_TOKEN"), None)
         if settings.authn_token_file:
             return cls(_read(settings.authn_token_file), settings.authn_token_file)
         default = settings.cli_token_file

@@ -45,10 +45,10 @@ from aisfs.stores.ais.absence import WRITE_AGE, FoundByGet, check_absent, check_
 from aisfs.stores.ais.cluster import Originals, Remotes, Session
 from aisfs.stores.ais.replies import failure, refuses_props
 from aisfs.stores.ais.transport import Transport
-from aisfs.stores.ais.writes import BegunUpload, Mutations, Parts, Upload, Uploads
+from aisfs.stores.ais.writes import Mutations, Parts, Uploads
 from aisfs.stores.custom import encode_custom
 from aisfs.stores.pipeline import Retrier
-from aisfs.stores.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
+from aisfs.stores.port import Arrived, Sink, Upload, UploadAhead
 
 log = logging.getLogger(__name__)
 
@@ -560,29 +560,14 @@ class AISClient:
         """Name the cluster of a bucket by its uuid, which an alias may stop to stand for."""
         return await self.run(str(bucket), partial(self.remotes.by_uuid, bucket=bucket))
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        content: Content,
-        *,
-        custom: Mapping[str, str] = NO_CUSTOM,
-        progress: Progress | None = None,
-        ahead: UploadAhead | None = None,
-        announce: Announce | None = None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one object whole, or not at all."""
-        assert ahead is None or isinstance(ahead, BegunUpload), "made by `begin_upload`"
-        names.check_new_key(bucket, key)
-        encode_custom(custom, "")
-        told, named = progress or (lambda done: None), announce or (lambda name: None)
-        upload = Upload(bucket, key, content, custom, told, named, only_new, replaces)
-        async with self._telling_of_emptied(bucket, key):
-            info = await self._uploads.upload(upload, ahead)
-        info = await self._edits.with_custom(bucket, info, custom)
-        self._uploads.settle(bucket, key)
+        names.check_new_key(upload.bucket, upload.key)
+        encode_custom(upload.custom, "")
+        async with self._telling_of_emptied(upload.bucket, upload.key):
+            info = await self._uploads.upload(upload)
+        info = await self._edits.with_custom(upload.bucket, info, upload.custom)
+        self._uploads.settle(upload)
         return info
 
     @property
@@ -611,13 +596,15 @@ class AISClient:
         async with self._telling_of_emptied(to_bucket, new_key):
             return await self._edits.copy(bucket, key, to_bucket, new_key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, *, expected: ObjectInfo | None = None
+    ) -> ObjectInfo:
         """Copy, make sure, delete: AIStore's own rename may lose the object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         names.check_new_key(bucket, new_key)
         async with self._telling_of_emptied(bucket, new_key):
-            return await self._edits.rename(bucket, key, new_key)
+            return await self._edits.rename(bucket, key, new_key, expected)
 
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]

@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 
@@ -43,7 +42,7 @@ from aisfs.errors import (
 )
 from aisfs.http.connections import ConnectionSet
 from aisfs.http.exchange import SMALL, BodyDelivered, Reply
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Provider
+from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.ais import requests
 from aisfs.stores.ais.absence import WRITE_AGE, changing, check_newest
 from aisfs.stores.ais.cluster import Session
@@ -51,12 +50,13 @@ from aisfs.stores.ais.requests import BucketFacts, Request
 from aisfs.stores.custom import encode_custom, stamp_of
 from aisfs.stores.pipeline import ProgressDeadline, Retrier, all_of
 from aisfs.stores.port import (
-    Announce,
     Content,
     FileContent,
     PartOfContent,
     Progress,
     Sink,
+    Upload,
+    check_expected,
     checksum_of,
     in_memory,
     pieces_of,
@@ -66,7 +66,9 @@ from aisfs.system.locks import Rank, ranked_lock
 log = logging.getLogger(__name__)
 
 Fetch = Callable[[Bucket, ObjectInfo, Sink], Awaitable[None]]
-Store = Callable[..., Awaitable[ObjectInfo]]
+Store = Callable[[Upload], Awaitable[ObjectInfo]]
+Check = Callable[[], Awaitable[None]]
+"""Raises what `check_condition` does."""
 
 
 class Mutations:
@@ -104,9 +106,12 @@ class Mutations:
         source = await self._session.head(bucket, key, latest=bucket.is_attached)
         return await self._copied(bucket, source, to_bucket, new_key)
 
-    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+    async def rename(
+        self, bucket: Bucket, key: str, new_key: str, expected: ObjectInfo | None
+    ) -> ObjectInfo:
         """Copy, make sure, delete what was copied."""
         source = await self._session.head(bucket, key, latest=bucket.is_attached)
+        check_expected(f"{bucket}/{key}", expected, source)
         renamed = await self._copied(bucket, source, bucket, new_key)
 
         async def remove() -> None:
@@ -126,7 +131,11 @@ class Mutations:
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
-        """Replace the custom metadata of the content `expected`."""
+        """Replace the custom metadata of the content `expected`.
+
+        Raises:
+            Stale: the object has another one by now.
+        """
         stamp = stamp_of(expected)
         text = encode_custom(custom, stamp)
         if not stamp:
@@ -139,20 +148,23 @@ class Mutations:
         ):  # it is kept with AIStore's copy, which has to be there, of this version
             await self._session.head(bucket, expected.key, latest=True)
         await self._do(requests.patch_custom(bucket, expected.key, text), bucket, expected.key)
-        return await self._session.head(bucket, expected.key)
+        now = await self._session.head(bucket, expected.key)
+        check_expected(f"{bucket}/{expected.key}", expected, now)
+        return now
 
     async def with_custom(
         self, bucket: Bucket, info: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
         """Make sure that an object just written has this custom metadata, where any is kept.
 
-        AIStore ignores it when the object was there already, and merges it when it copies.
+        AIStore ignores it when the object was there already, and merges it when it copies. What another client
+        has written since is not what was written here.
         """
         if info.custom == custom:
             return info
         try:
             return await self.set_custom(bucket, info, custom)
-        except (Unsupported, AccessDenied) as error:
+        except (Unsupported, AccessDenied, Stale) as error:
             log.debug("%s/%s: without custom metadata: %s", bucket, info.key, error)
             return info
 
@@ -209,7 +221,7 @@ class Mutations:
 
             await self._fetch(bucket, source, sink)
             content = FileContent(file.fileno(), source.size, f"{bucket}/{source.key}")
-            return await self._store(to_bucket, new_key, content, custom=source.custom)
+            return await self._store(Upload(to_bucket, new_key, content, source.custom))
 
     async def _find(self, bucket: Bucket, key: str) -> ObjectInfo | None:
         try:
@@ -236,57 +248,36 @@ class Mutations:
         await self._session.run(request.subject, work, bucket, key)
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """What is to be written."""
-
-    bucket: Bucket
-    key: str
-    content: Content
-    custom: Mapping[str, str] = field(default_factory=lambda: NO_CUSTOM)
-    progress: Progress = lambda done: None
-    announce: Announce = lambda name: None
-    only_new: str = ""
-    replaces: ObjectInfo | None = None
-    earlier: ObjectInfo | None = None
-    """What an earlier upload on such a condition sent, whose reply may have been lost."""
-
-    def __str__(self) -> str:
-        return f"{self.bucket}/{self.key}"
-
-
-async def check_condition(session: Session, upload: Upload) -> None:
+async def check_condition(session: Session, upload: Upload, earlier: ObjectInfo | None) -> None:
     """Make sure that an upload may replace what is there now. AIStore has no conditional writes.
 
-    What an earlier try has sent, whose reply was lost, may be replaced.
+    What an `earlier` try has sent, whose reply was lost, may be replaced.
 
     Raises:
         AlreadyExists, Stale: it may not.
         Unproven: what is there may be an older copy.
     """
-    if not upload.only_new and upload.replaces is None:
+    if not upload.is_conditional:
         return
-    conflict: AisfsError = AlreadyExists(f"{upload}: another client has made it meanwhile")
     # Now, since between the HEAD and the PUT another client's change is overwritten: that is to be short.
     await _check_newest(session, upload, age=WRITE_AGE)
     try:
         now = await session.head(upload.bucket, upload.key, latest=True)
     except BucketNotFound:
         raise
-    except NotFound as error:
-        if upload.replaces is None:
+    except NotFound:
+        upload.check(None)
+        return
+    try:
+        upload.check(now)
+    except (AlreadyExists, Stale):
+        if await _is_own(session, upload, earlier, now):
             return
-        raise Stale(f"{upload}: another client has removed it meanwhile") from error
-    if upload.replaces is not None:
-        if now.same_content(upload.replaces):
-            return
-        conflict = Stale(f"{upload}: another client has changed it meanwhile")
-    if not await _is_own(session, upload, now):
         await _check_newest(session, upload, age=0.0)  # else an older copy would count as a change
-        raise conflict
+        raise
 
 
-async def _check_newest(session: Session, upload: Upload, *, age: float) -> None:
+async def _check_newest(session: Session, upload: Upload, *, age: float | None = None) -> None:
     def check(connections: ConnectionSet) -> None:
         check_newest(
             session.transport, connections, upload.bucket, upload.key, writes=True, age=age
@@ -295,9 +286,11 @@ async def _check_newest(session: Session, upload: Upload, *, age: float) -> None
     await session.run(str(upload), check, upload.bucket)
 
 
-async def _is_own(session: Session, upload: Upload, now: ObjectInfo) -> bool:
+async def _is_own(
+    session: Session, upload: Upload, sent: ObjectInfo | None, now: ObjectInfo
+) -> bool:
     """Return whether an object is what an upload, or one before it, has sent."""
-    sent, kind = upload.earlier, now.checksum.partition(":")[0]
+    kind = now.checksum.partition(":")[0]
     if not is_known(kind):
         return False
     if sent is not None and (sent.size, sent.checksum) == (now.size, now.checksum):
@@ -354,7 +347,7 @@ class MultipartCommit:
             Unavailable: it is not known to be what was sent; sent once more, it may be.
         """
         if upload.bucket.is_local:  # again and again, rather than all parts again
-            await self._retrier.run(str(upload), partial(self._check_newest, upload))
+            await self._retrier.run(str(upload), partial(_check_newest, self._session, upload))
         unclear, expected = await self._put_together(upload, name, sizes)
         if unclear is not None:
             log.info("%s: asking whether it was put together: %s", upload, unclear)
@@ -373,13 +366,6 @@ class MultipartCommit:
                 raise unclear or Unavailable(f"{upload}: the cluster has other bytes")
         await self._read_back(upload, info, sizes)
         return info
-
-    async def _check_newest(self, upload: Upload) -> None:
-        def check(connections: ConnectionSet) -> None:
-            transport = self._session.transport
-            check_newest(transport, connections, upload.bucket, upload.key, writes=True)
-
-        await self._session.run(str(upload), check, upload.bucket)
 
     async def _read_back(self, upload: Upload, info: ObjectInfo, sizes: list[int]) -> None:
         """Compare the last byte of each part: an object that lost one has its size and checksum.
@@ -583,13 +569,13 @@ class Parts:
         step = max(self._part_size // _AHEAD_SHARE, _LEAST_AHEAD) if ahead else self._part_size
         return BegunUpload(self, bucket, key, name, step)
 
-    async def finish(self, upload: Upload, begun: BegunUpload) -> ObjectInfo:
-        """Send the parts that the cluster has not, and have them put together."""
+    async def finish(self, upload: Upload, begun: BegunUpload, check: Check) -> ObjectInfo:
+        """Send the parts that the cluster has not, and have them put together if `check` agrees."""
         begun.over = True
         done = False
         try:
             sizes = await self._send_rest(upload, begun)
-            await check_condition(self._session, upload)
+            await check()
             info = await self._completion.complete(upload, begun.name, sizes)
             done = True
             return info
@@ -714,46 +700,46 @@ class Uploads:
         self._sent: LRUCache[tuple[Bucket, str], tuple[str, ObjectInfo]] = LRUCache(SENT_MAX)
         """What was last sent on a condition, and `Upload.only_new` of it, until `settle`."""
 
-    async def upload(self, upload: Upload, begun: BegunUpload | None = None) -> ObjectInfo:
+    async def upload(self, upload: Upload) -> ObjectInfo:
         """Write one object; its custom metadata may still be that of before.
-
-        Args:
-            upload: What to write.
-            begun: What of it is in the cluster already.
 
         Raises:
             AlreadyExists, Stale: another client has made or changed it.
         """
         mark, sent = self._sent.get((upload.bucket, upload.key), ("", None))
-        if sent is not None and mark == upload.only_new:
-            upload = replace(upload, earlier=sent)
-        info = await self._upload(upload, begun)
+        earlier = sent if mark == upload.only_new else None
+        info = await self._upload(upload, partial(check_condition, self._session, upload, earlier))
         self._note(upload, info)
         return info
 
-    def settle(self, bucket: Bucket, key: str) -> None:
-        """Forget what was sent: its writer knows the version. What has the older one must not replace it."""
-        self._sent.pop((bucket, key), None)
+    def settle(self, upload: Upload) -> None:
+        """Forget what was sent: its writer knows the version. What has the older one must not replace it.
+
+        Not what was to be new: its mark names the writer.
+        """
+        if not upload.only_new:
+            self._sent.pop((upload.bucket, upload.key), None)
 
     def _note(self, upload: Upload, sent: ObjectInfo) -> None:
-        if upload.only_new or upload.replaces is not None:
+        if upload.is_conditional:
             self._sent[upload.bucket, upload.key] = upload.only_new, sent
 
-    async def _upload(self, upload: Upload, begun: BegunUpload | None) -> ObjectInfo:
-        size = upload.content.size
+    async def _upload(self, upload: Upload, check: Check) -> ObjectInfo:
+        size, begun = upload.content.size, upload.ahead
+        assert begun is None or isinstance(begun, BegunUpload), "made by `begin_upload`"
         if begun is not None and not begun.over:
             if begun.fits(size) and (begun.bucket, begun.key) == (upload.bucket, upload.key):
-                return await self._parts.finish(upload, begun)
+                return await self._parts.finish(upload, begun, check)
             await begun.abandon()
         if size > self._parts.above:
             begun = await self._parts.begin(upload.bucket, upload.key, ahead=False)
             if begun is not None:
                 upload.announce(begun.name)
-                return await self._parts.finish(upload, begun)
-        return await self._whole(upload)
+                return await self._parts.finish(upload, begun, check)
+        return await self._whole(upload, check)
 
-    async def _whole(self, upload: Upload) -> ObjectInfo:
-        await check_condition(self._session, upload)
+    async def _whole(self, upload: Upload, check: Check) -> ObjectInfo:
+        await check()
         meant = ObjectInfo(upload.key, upload.content.size)
 
         def work(connections: ConnectionSet) -> tuple[ObjectInfo | None, str]:

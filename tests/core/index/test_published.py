@@ -211,7 +211,7 @@ def test_an_index_is_of_one_version(then, now, good):
 
 
 def test_what_nothing_identifies_is_not_published():
-    with pytest.raises(ValueError, match="nothing tells versions apart"):
+    with pytest.raises(ValueError, match="nothing distinguishes versions"):
         encode_published(info(version="", checksum=""), TarScanner(0).finish(), {}, ScanRules())
 
 

@@ -48,7 +48,7 @@ def test_a_base_wins_over_the_directory_and_an_argument_over_both():
 @for_each(
     "listed, reason",
     [
-        ([], "l is no list of shards as wids writes it"),
+        ([], "l is not a wids shard list"),
         ({"shardlist": [{}]}, "missing required field `url`"),
         ({"shardlist": [{"url": ""}]}, "length >= 1"),
         ({"shardlist": []}, "names no shard"),

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from braceexpand import braceexpand
 
+from aisfs.core.names import sources
 from aisfs.core.names.sources import (
     BucketSource,
     DatasetSource,
@@ -188,6 +190,9 @@ def test_view_makes_any_source_a_dataset():
         (("ais://pets/x.tar", "./y.tar"), "not both"),
         (("ais://pets/{0..9.tar", "x.tar"), "braces do not match"),
         (("ais://pets/{0..2000000}.tar",), "more than 1,000,000"),
+        (("ais://pets/{0..999999999999999}.tar",), "more than 1,000,000"),  # each in memory first
+        (("ais://pets/{" + "{a..z}" * 30 + ",x}.tar",), "more than 1,000,000"),
+        (("ais://pets/" + "{" * 9999 + "a,b" + "}" * 9999,), "braces do not match"),
         (("ais://pe*/x.tar",), "no pattern"),
         (("f_p://{a,b}/x.tar",), "unknown provider"),
         (("https://h/x.tar?sig=s3cret",), "^https://h/x.tar: a URL with"),
@@ -217,3 +222,18 @@ def test_local_directories_become_absolute(tmp_path: Path, monkeypatch: pytest.M
     assert [pattern.directory for word in source.words for pattern in word.patterns] == [
         f"{tmp_path}/", f"{tmp_path}/b/",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("x", 1),
+        ("{x}", 1),
+        ("{7..-7..5}{b,,c}", 9),
+        ("{a..e..2}{A..c}", 87),
+        (r"\{0..9\}{a,b}\\{0..9}", 20),
+        ("{x{1..3},{a,b}{c,d},y}z", 8),
+    ],
+)
+def test_braces_are_counted_as_they_are_expanded(text: str, count: int):
+    assert sources._count_expansions(text) == len(list(braceexpand(text))) == count

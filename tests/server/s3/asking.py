@@ -1,7 +1,5 @@
 """Ways to ask the S3 API of a server."""
 
-import base64
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -9,14 +7,6 @@ from xml.etree import ElementTree
 import requests
 
 from tests.support.servers import RunningServer
-
-
-def md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def base64_of(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()
 
 
 @dataclass

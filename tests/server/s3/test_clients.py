@@ -1,4 +1,4 @@
-"""Real clients of S3 against `/s3`: boto3, obstore, rclone and s3fs."""
+"""Real clients of S3 read from `/s3`: boto3, obstore, rclone and s3fs."""
 
 import io
 import os
@@ -17,7 +17,7 @@ import requests
 from aistore.botocore_patch import botocore as _follows_redirects  # noqa: F401 - the name says it
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
+from obstore.exceptions import GenericError
 from obstore.store import S3Store
 
 from tests.support.servers import RunningServer, running_server
@@ -44,6 +44,12 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "AWS_CA_BUNDLE"} | more
 
 
+def fill(root: Path) -> None:
+    (root / "b" / "d").mkdir()
+    (root / "b" / KEY).write_bytes(b"text")
+    (root / "b" / "big").write_bytes(BIG)
+
+
 @pytest.fixture(params=[False, True], ids=["kind", "traps"])
 def either(root: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """Both servers: one that serves objects itself, and one that redirects as AIStore does."""
@@ -53,31 +59,15 @@ def either(root: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer
         assert ("redirect" in running.requests()) == request.param
 
 
-def test_boto3_writes_reads_lists_copies_and_deletes(either: RunningServer, root: Path) -> None:
+def test_boto3_reads_and_lists(either: RunningServer, root: Path) -> None:
+    fill(root)
     client = boto(either)
-    client.create_bucket(Bucket="new")
-    client.head_bucket(Bucket="new")
-    assert [each["Name"] for each in client.list_buckets()["Buckets"]] == ["b", "new"]
-    client.put_object(
-        Bucket="b",
-        Key=KEY,
-        Body=b"text",
-        ContentType="text/plain",
-        Metadata={"a_b": "1", "a-b": "2"},
-    )
-    assert (root / "b" / KEY).read_bytes() == b"text"
-    client.upload_fileobj(io.BytesIO(BIG), "b", "big")  # in parts, with checksums at their ends
-    assert (root / "b" / "big").read_bytes() == BIG
-    client.copy({"Bucket": "b", "Key": "big"}, "new", "big")  # part by part
-    client.copy_object(Bucket="new", Key="text", CopySource={"Bucket": "b", "Key": KEY})
-
-    found = client.get_object(Bucket="new", Key="text", Range="bytes=1-2")
-    assert found["Body"].read() == b"ex"
-    kept = {} if "redirect" in either.requests() else {"a_b": "1", "a-b": "2"}
-    assert (found["ContentType"], found["Metadata"]) == ("text/plain", kept)
-    assert client.head_object(Bucket="new", Key="big")["ETag"].endswith('-2"')
+    client.head_bucket(Bucket="b")
+    assert [each["Name"] for each in client.list_buckets()["Buckets"]] == ["b"]
+    assert client.get_object(Bucket="b", Key=KEY, Range="bytes=1-2")["Body"].read() == b"ex"
+    assert client.head_object(Bucket="b", Key="big")["ContentLength"] == len(BIG)
     into = io.BytesIO()
-    client.download_fileobj("new", "big", into)
+    client.download_fileobj("b", "big", into)
     assert into.getvalue() == BIG
     pages = client.get_paginator("list_objects_v2").paginate(
         Bucket="b", PaginationConfig={"PageSize": 1}
@@ -86,13 +76,8 @@ def test_boto3_writes_reads_lists_copies_and_deletes(either: RunningServer, root
     assert listed == ["big", KEY]
     groups = client.list_objects_v2(Bucket="b", Delimiter="/")["CommonPrefixes"]
     assert groups == [{"Prefix": "d/"}]
-
-    deleted = client.delete_objects(Bucket="b", Delete={"Objects": [{"Key": "big"}, {"Key": KEY}]})
-    assert len(deleted["Deleted"]) == 2
-    client.delete_object(Bucket="new", Key="big")
-    assert not (root / "new" / "big").exists()
     with pytest.raises(client.exceptions.NoSuchKey):
-        client.get_object(Bucket="new", Key="big")
+        client.get_object(Bucket="b", Key="none")
 
 
 def test_a_token_goes_where_signatures_leave_room(root: Path) -> None:
@@ -105,40 +90,23 @@ def test_a_token_goes_where_signatures_leave_room(root: Path) -> None:
         assert requests.get(f"{server.endpoint}/s3/b/o", headers=bearer).content == b"x"
 
 
-def test_obstore_writes_reads_lists_copies_and_deletes(server: RunningServer, root: Path) -> None:
+def test_obstore_reads_and_lists(server: RunningServer, root: Path) -> None:
+    fill(root)
     store = S3Store(
         "b",
         endpoint=f"{server.endpoint}/s3",
         access_key_id="any",
         secret_access_key="thing",
         region="us-east-1",
-        checksum_algorithm="SHA256",
         client_options={"allow_http": True},
         retry_config={"max_retries": 0},
     )
-    obstore.put(store, KEY, b"text", attributes={"Content-Type": "text/plain", "a_b": "1"})
-    assert (root / "b" / KEY).read_bytes() == b"text"
     assert bytes(obstore.get_range(store, KEY, start=1, end=3)) == b"ex"
-    assert obstore.get(store, KEY).attributes == {"Content-Type": "text/plain", "a_b": "1"}
-    old = obstore.head(store, KEY)["e_tag"]
-    with pytest.raises(AlreadyExistsError):
-        obstore.put(store, KEY, b"other", mode="create")
-    obstore.put(store, KEY, b"new", mode={"e_tag": old})
-    with pytest.raises(PreconditionError):
-        obstore.put(store, KEY, b"late", mode={"e_tag": old})
-    assert (root / "b" / KEY).read_bytes() == b"new"
-
-    obstore.put(store, "big", BIG, use_multipart=True, chunk_size=5 * MIB)
-    obstore.copy(store, "big", "copy")
-    obstore.rename(store, "copy", "d/moved")
-    assert (root / "b" / "d" / "moved").read_bytes() == BIG
     listed = {entry["path"]: entry for entry in obstore.list(store).collect()}
-    assert set(listed) == {KEY, "big", "d/moved"}
+    assert set(listed) == {KEY, "big"}
     assert listed["big"]["e_tag"] == obstore.head(store, "big")["e_tag"]
     found = obstore.list_with_delimiter(store)
     assert list(found["common_prefixes"]) == ["d"]
-    obstore.delete(store, ["big", "d/moved", KEY])
-    assert not obstore.list(store).collect()
 
 
 def test_obstore_cannot_send_a_body_through_aistores_redirects(root: Path) -> None:
@@ -157,24 +125,18 @@ def test_obstore_cannot_send_a_body_through_aistores_redirects(root: Path) -> No
     assert (root / "b" / "o").read_text() == "x"
 
 
-def test_rclone_copies_checks_moves_and_deletes(
-    server: RunningServer, root: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    (source / "sub").mkdir(parents=True)
-    (source / "sub" / "f").write_bytes(b"f" * 1000)
-    (source / "g h").write_bytes(BIG)
-    (source / "empty").touch()
+def test_rclone_copies_and_lists(server: RunningServer, root: Path, tmp_path: Path) -> None:
+    fill(root)
+    settings = {
+        "RCLONE_CONFIG": str(tmp_path / "none"),
+        "RCLONE_S3_PROVIDER": "Other",
+        "RCLONE_S3_ACCESS_KEY_ID": "any",
+        "RCLONE_S3_SECRET_ACCESS_KEY": "thing",
+        "RCLONE_S3_ENDPOINT": f"{server.endpoint}/s3",
+        "RCLONE_RETRIES": "1",
+    }
 
     def rclone(*words: str) -> str:
-        settings = {
-            "RCLONE_CONFIG": str(tmp_path / "none"),
-            "RCLONE_S3_PROVIDER": "Other",
-            "RCLONE_S3_ACCESS_KEY_ID": "any",
-            "RCLONE_S3_SECRET_ACCESS_KEY": "thing",
-            "RCLONE_S3_ENDPOINT": f"{server.endpoint}/s3",
-            "RCLONE_RETRIES": "1",
-        }
         done = subprocess.run(
             ["rclone", *words],
             env=environment(**settings),
@@ -185,22 +147,10 @@ def test_rclone_copies_checks_moves_and_deletes(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    rclone("copy", str(source), ":s3:b/r", "--s3-upload-cutoff=5M", "--s3-chunk-size=5M")
-    rclone("check", str(source), ":s3:b/r", "--download")
-    assert (root / "b" / "r" / "g h").read_bytes() == BIG
-    # The times are user metadata: nothing is to be sent again.
-    before = server.requests()["put"]
-    rclone("copy", str(source), ":s3:b/r")
-    assert server.requests()["put"] == before
-    rclone("moveto", ":s3:b/r/sub/f", ":s3:b/r/f")
-    assert sorted(rclone("lsf", "-R", "--files-only", ":s3:b").split("\n")) == [
-        "",
-        "r/empty",
-        "r/f",
-        "r/g h",
-    ]
-    rclone("delete", ":s3:b/r")
-    assert rclone("lsf", "-R", "--files-only", ":s3:b") == ""
+    rclone("copy", ":s3:b", str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "big").read_bytes() == BIG
+    assert (tmp_path / "copy" / KEY).read_bytes() == b"text"
+    assert sorted(rclone("lsf", "-R", "--files-only", ":s3:b").split("\n")) == ["", "big", KEY]
 
 
 @contextmanager
@@ -233,23 +183,9 @@ def s3fs(server: RunningServer, folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.mount
-def test_s3fs_reads_writes_renames_and_deletes(
-    server: RunningServer, root: Path, tmp_path: Path
-) -> None:
-    (root / "b" / "sub").mkdir()
-    (root / "b" / "sub" / "there").write_text("hello")
+def test_s3fs_reads(server: RunningServer, root: Path, tmp_path: Path) -> None:
+    fill(root)
     with s3fs(server, tmp_path) as mount:
-        assert sorted(os.listdir(mount)) == ["sub"]
-        assert (mount / "sub" / "there").read_text() == "hello"
-        (mount / "big").write_bytes(BIG)
-        assert (root / "b" / "big").read_bytes() == BIG
-        (mount / "small").write_text("abc")
-        (mount / "small").chmod(0o640)  # a copy to itself, with other metadata
-        assert (mount / "small").stat().st_mode & 0o777 == 0o640
-        with (mount / "small").open("a") as file:
-            file.write("def")
-        assert (root / "b" / "small").read_text() == "abcdef"
-        (mount / "big").rename(mount / "sub" / "moved")
-        assert (root / "b" / "sub" / "moved").read_bytes() == BIG
-        (mount / "sub" / "moved").unlink()
-        assert sorted(os.listdir(mount / "sub")) == ["there"]
+        assert sorted(os.listdir(mount)) == ["big", "d"]
+        assert (mount / "big").read_bytes() == BIG
+        assert (mount / KEY).read_bytes() == b"text"

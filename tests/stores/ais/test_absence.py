@@ -19,7 +19,7 @@ from aisfs.stores.ais import absence, readiness
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.replies import parse_copies
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
 from tests.support.for_each import for_each
 from tests.support.servers import running_server
@@ -28,7 +28,7 @@ B = Bucket("b")
 NEW = BytesContent(b"new")
 Call = Callable[[AISClient], Awaitable[object]]
 CHANGES: dict[str, Call] = {
-    "upload": lambda client: client.upload(B, "k", NEW),
+    "upload": lambda client: client.upload(Upload(B, "k", NEW)),
     "remove": lambda client: client.remove(B, "k"),
     "copy": lambda client: client.copy(B, "d/x", B, "k"),
     "custom": lambda client: client.set_custom(B, ObjectInfo("k", 5, "3"), {"a": "b"}),
@@ -365,7 +365,7 @@ async def test_other_copies_that_are_not_newer_do_not_matter(elsewhere: str):
     cluster.move()
     async with client_of(cluster) as client:
         assert (await client.head(B, "k")).size == 5
-        await client.upload(B, "k", NEW)
+        await client.upload(Upload(B, "k", NEW))
         assert cluster.objects["k"] == b"new"
         await client.remove(B, "k")
         assert "k" not in cluster.objects
@@ -377,7 +377,7 @@ async def test_what_its_owner_lacks_is_read_elsewhere_and_not_written_over():
     cluster.move()
     async with client_of(cluster) as client:
         with pytest.raises(Unproven, match="newer version"):
-            await client.upload(B, "k", NEW)
+            await client.upload(Upload(B, "k", NEW))
         cluster.calm()
     async with store_of(cluster) as store:
         cluster.not_by_head, cluster.flags = {"k"}, 1
@@ -437,11 +437,11 @@ async def test_what_was_written_over_an_older_version_is_not_done():
     """Even if the map does not show it: the version of what was written does."""
     cluster = Moving()  # which calls whatever is written version 2
     async with client_of(cluster) as client:
-        await client.upload(B, "k", NEW, replaces=await client.head(B, "k"))
+        await client.upload(Upload(B, "k", NEW, replaces=await client.head(B, "k")))
         cluster.version = "2"
         newest = await client.head(B, "k")
         with pytest.raises(Unproven, match="k: written over an older copy"):
-            await client.upload(B, "k", NEW, replaces=newest)
+            await client.upload(Upload(B, "k", NEW, replaces=newest))
 
 
 class Interrupted:
@@ -470,17 +470,19 @@ async def test_what_is_written_right_after_targets_left_or_came_stays(
     with running_server(tmp_path, traps=True) as server:
         client = AISClient(ClusterSettings(endpoint=server.endpoint, io_timeout=30))
         store = CallPipeline(client, deadline=30, rng=random.Random(1))
-        info = await store.upload(B, "k", BytesContent(b"0"))
+        info = await store.upload(Upload(B, "k", BytesContent(b"0")))
         if cause == "return":
             await trio.to_thread.run_sync(server.take_away)
             await trio.sleep(1)
         for data in (b"1", b"2", b"3"):
-            info = await store.upload(B, "k", BytesContent(data))
+            info = await store.upload(Upload(B, "k", BytesContent(data)))
 
         def move() -> None:
             server.move(cause=cause, share=1.0, moving=3.0, incomplete=0.2)
 
-        await store.upload(B, "k", Interrupted(b"4", move), replaces=info if expects else None)
+        await store.upload(
+            Upload(B, "k", Interrupted(b"4", move), replaces=info if expects else None)
+        )
         await trio.to_thread.run_sync(server.moved)
         got = bytearray(1)
         await store.read_range(B, await store.head(B, "k"), 0, memoryview(got))
@@ -498,9 +500,9 @@ def map_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
 async def use(client: AISClient) -> None:
     for _ in range(5):
         await client.head(B, "k")
-        await client.upload(B, "k", NEW)
+        await client.upload(Upload(B, "k", NEW))
         await client.remove(B, "k")
-        await client.upload(B, "k", NEW)
+        await client.upload(Upload(B, "k", NEW))
 
 
 @pytest.mark.usefixtures("map_is_believed")
@@ -534,7 +536,7 @@ async def test_a_cluster_that_gives_no_map_lists_copies_for_changes_only():
         assert "copies" not in cluster.asked
         cluster.copies["k"], cluster.flags = OLD_AT_OWNER, 1
         with pytest.raises(Unproven, match="newer version"):
-            await client.upload(B, "k", NEW)
+            await client.upload(Upload(B, "k", NEW))
         cluster.copies.clear()
         await use(client)
 
@@ -554,7 +556,7 @@ async def test_a_listing_that_fails_keeps_nothing_from_being_read():
     async with client_of(cluster) as client:
         assert (await client.head(B, "k")).size == 5
         with pytest.raises(Unavailable):
-            await client.upload(B, "k", NEW)
+            await client.upload(Upload(B, "k", NEW))
         assert cluster.objects["k"] == b"12345"
 
 

@@ -1,7 +1,6 @@
 import json
 
 import pytest
-from pydantic import SecretStr
 
 from aisfs.errors import ConfigError
 from aisfs.settings import ClusterSettings
@@ -50,7 +49,7 @@ def test_unusable_named_file(tmp_path, content):
 
 def test_token_that_would_break_the_header():
     with pytest.raises(ConfigError) as caught:
-        Credentials.load(ClusterSettings(token=SecretStr("s3cret\r\nX: y")))
+        Credentials.load(ClusterSettings(token="s3cret\r\nX: y"))
     assert "s3cret" not in str(caught.value)
 
 
@@ -73,12 +72,12 @@ def test_login_after_the_start():
 
 
 def test_literal_token_is_never_renewed():
-    credentials = Credentials.load(ClusterSettings(token=SecretStr("t")))
+    credentials = Credentials.load(ClusterSettings(token="t"))
     write(ClusterSettings().cli_token_file, "other")
     assert credentials.renew("Bearer t") is None
 
 
 def test_token_in_no_repr(tmp_path):
-    given = Credentials.load(ClusterSettings(token=SecretStr("s3cret")))
+    given = Credentials.load(ClusterSettings(token="s3cret"))
     read = Credentials.load(ClusterSettings(authn_token_file=write(tmp_path / "t", "s3cret")))
     assert "s3cret" not in repr(given) + repr(read)

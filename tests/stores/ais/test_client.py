@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from pydantic import SecretStr
 
 from aisfs.errors import (
     AccessDenied,
@@ -27,7 +26,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.transport import may_have_token
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server
 from tests.support.for_each import for_each
 
@@ -306,7 +305,7 @@ async def test_token_stays_with_the_cluster():
 
         first = MiniCluster({})
         first.before = before
-        async with connected(first, token=SecretStr("t")) as (client, _):
+        async with connected(first, token="t") as (client, _):
             assert (await client.head(B, "k")).size == 5
         assert second.seen[0].headers["authorization"] == "Bearer t"
         assert "authorization" not in third.seen[0].headers
@@ -333,9 +332,9 @@ async def test_token_of_an_upload_stays_with_the_cluster():
         scripted_server(redirects_to(lambda: third.endpoint, "&pid=p&utm=x")) as second,
     ):
         first = redirects_to(lambda: second.endpoint)
-        async with connected(first, token=SecretStr("t")) as (client, _):
+        async with connected(first, token="t") as (client, _):
             with pytest.raises(AccessDenied):
-                await client.upload(B, "k", BytesContent(b"12345"))
+                await client.upload(Upload(B, "k", BytesContent(b"12345")))
         assert second.seen[0].headers["authorization"] == "Bearer t"
         assert third.seen[0].body == b"12345"
         assert "authorization" not in third.seen[0].headers
@@ -663,7 +662,7 @@ def test_netrc_and_proxies_are_not_for_clusters(monkeypatch, tmp_path):
     async def main():
         cluster = MiniCluster({})
         cluster.before = lambda seen, connection: connection.sendall(reply(200, body=b"[]")) or True
-        async with connected(cluster, token=SecretStr("t")) as (client, server):
+        async with connected(cluster, token="t") as (client, server):
             assert await client.list_buckets() == []
             assert server.seen[0].headers["authorization"] == "Bearer t"
 
@@ -725,7 +724,7 @@ async def test_a_success_before_all_was_sent_is_none():
         try:
             async with connected(away, part_size="1GiB") as (client, _):
                 with pytest.raises(Unavailable):
-                    await client.upload(B, "k", BytesContent(bytes(32 << 20)))
+                    await client.upload(Upload(B, "k", BytesContent(bytes(32 << 20))))
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()

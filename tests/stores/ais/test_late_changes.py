@@ -13,7 +13,7 @@ from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import MiniCluster, Seen, reply, scripted_server
 from tests.support.for_each import for_each
 
@@ -84,14 +84,14 @@ async def test_what_was_given_up_does_not_undo_what_was_acknowledged(first):
             client = AISClient(settings)
             store = CallPipeline(client, deadline=1.5, rng=random.Random(1))
             ways = {
-                "upload": partial(store.upload, B, "k", BytesContent(b"given up")),
+                "upload": partial(store.upload, Upload(B, "k", BytesContent(b"given up"))),
                 "remove": partial(store.remove, B, "k"),
             }
             with pytest.raises(DeadlineExceeded):
                 await ways[first]()
             patient = CallPipeline(client, deadline=30, rng=random.Random(1))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(patient.upload, B, "k", BytesContent(b"acknowledged"))
+                nursery.start_soon(patient.upload, Upload(B, "k", BytesContent(b"acknowledged")))
                 await trio.to_thread.run_sync(target.came.wait, 1)
                 await trio.to_thread.run_sync(target.go_on)
             assert target.objects == {"k": b"acknowledged"}

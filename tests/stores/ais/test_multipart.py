@@ -20,7 +20,7 @@ from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.support.servers import RunningServer, running_server
 
 B = Bucket("b")
@@ -120,7 +120,7 @@ def rule(fault: dict, stage: str, match: dict, times: int = 1) -> dict:
 )
 async def test_one_failure(server, store, match, fault, stage):
     server.faults([rule(fault, stage, match)])
-    info = await store.upload(B, "k", BytesContent(DATA), custom={"mode": "0600"})
+    info = await store.upload(Upload(B, "k", BytesContent(DATA), custom={"mode": "0600"}))
     assert struck(server) == 1
     assert stored(server) == DATA
     assert info == await store.head(B, "k")
@@ -143,7 +143,7 @@ async def test_one_failure_of_a_part_sent_ahead(server, store, fault, stage, cha
     if changed:
         begun.invalidate(PART, PART + 1)
         content[PART] ^= 1
-    info = await store.upload(B, "k", BytesContent(content), ahead=begun)
+    info = await store.upload(Upload(B, "k", BytesContent(content), ahead=begun))
     assert stored(server) == content
     assert info == await store.head(B, "k")
     assert parts_of(server) == []
@@ -160,7 +160,7 @@ async def test_what_was_sent_ahead_and_changed_since_is_not_sent_to_the_same_upl
     assert begun.is_lost
     content = bytearray(DATA)
     content[start] ^= 1
-    await store.upload(B, "k", BytesContent(content), ahead=begun)
+    await store.upload(Upload(B, "k", BytesContent(content), ahead=begun))
     assert stored(server) == content
     assert parts_of(server) == []
 
@@ -172,7 +172,7 @@ async def test_a_part_that_was_cut_off_costs_only_itself(server, stage):
     data = DATA[: 1 << 20] * 50
     before = sent(server)
     server.faults([rule({"action": "reset"}, stage, FIRST)])
-    await store.upload(B, "k", BytesContent(data))
+    await store.upload(Upload(B, "k", BytesContent(data)))
     await store.aclose()
     assert struck(server) == 1
     assert sent(server) - before == 2, "of the first try the server counts none"
@@ -187,7 +187,7 @@ async def test_every_part_fails_once_in_every_way(server, store):
             for n, (fault, stage) in enumerate(ways)
         ]
     )
-    await store.upload(B, "k", BytesContent(DATA))
+    await store.upload(Upload(B, "k", BytesContent(DATA)))
     assert struck(server) == len(ways)
     assert stored(server) == DATA
     assert parts_of(server) == []
@@ -198,7 +198,7 @@ async def test_the_parts_are_put_together_twice(server, store):
     gone = {"tcode": "ErrNotFound", "message": "does not exist"}
     before = sent(server)
     server.faults([rule({"action": "status", "status": 404, "body": gone}, "done", COMPLETE)])
-    await store.upload(B, "k", BytesContent(DATA))
+    await store.upload(Upload(B, "k", BytesContent(DATA)))
     assert struck(server) == 1
     assert stored(server) == DATA
     assert sent(server) - before == 5, "what is there need not be sent again"
@@ -211,7 +211,7 @@ async def test_a_reply_that_comes_too_late(server, match):
     store = store_of(server, read_timeout=0.5)
     stall = {"action": "stall", "seconds": 2.0, "fraction": 0.0}
     server.faults([rule(stall, "body", match)])
-    await store.upload(B, "k", BytesContent(DATA))
+    await store.upload(Upload(B, "k", BytesContent(DATA)))
     await store.aclose()
     assert struck(server) == 1
     assert stored(server) == DATA
@@ -236,7 +236,7 @@ async def test_a_server_that_stands_still_for_longer_than_a_reply_may_take(tmp_p
         still.start()
         try:
             for key, data in contents.items():
-                await store.upload(B, key, BytesContent(data))
+                await store.upload(Upload(B, key, BytesContent(data)))
         finally:
             over.set()
             await trio.to_thread.run_sync(still.join)
@@ -259,7 +259,7 @@ async def lose_a_part(server: RunningServer, store: CallPipeline):
 
 async def test_a_lost_part_is_noticed_and_all_is_sent_again(server, store):
     begun = await lose_a_part(server, store)
-    await store.upload(B, "k", BytesContent(DATA), ahead=begun)
+    await store.upload(Upload(B, "k", BytesContent(DATA), ahead=begun))
     assert stored(server) == DATA
 
 
@@ -269,7 +269,7 @@ async def test_a_part_that_cannot_be_read_back_is_an_error(server):
     server.faults([rule(lost, "body", {"method": "GET", "range": True}, times=-1)])
     store = store_of(server, deadline=1.0)
     with pytest.raises(DeadlineExceeded, match="lost a part of it"):
-        await store.upload(B, "k", BytesContent(DATA))
+        await store.upload(Upload(B, "k", BytesContent(DATA)))
     await store.aclose()
     assert struck(server) > 1
 
@@ -286,7 +286,7 @@ async def test_overwritten_while_it_is_read_back(server, store):
         put(server, b"newer")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.upload, B, "k", BytesContent(DATA))
+        nursery.start_soon(store.upload, Upload(B, "k", BytesContent(DATA)))
         await trio.to_thread.run_sync(overwrite)
     assert stored(server) == b"newer"
     assert sent(server) - before == 5
@@ -302,5 +302,5 @@ async def test_an_upload_is_announced_before_anything_of_it_is_sent(server, stor
         assert list(upload.iterdir()) == []
 
     server.faults([rule({"action": "reset"}, "done", LAST)])
-    await store.upload(B, "k", BytesContent(DATA), announce=announce)
+    await store.upload(Upload(B, "k", BytesContent(DATA), announce=announce))
     assert len(set(names)) == 2

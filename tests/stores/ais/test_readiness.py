@@ -20,7 +20,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores.ais import absence, readiness
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
 from tests.support.for_each import for_each
 
@@ -158,7 +158,7 @@ async def test_what_is_written_after_a_restart_is_read_back(known):
     async with store_of(cluster) as store:
         await store.head(B, "k")
         cluster.restart(known)  # while the client is idle
-        await store.upload(B, "k", BytesContent(b"new"))
+        await store.upload(Upload(B, "k", BytesContent(b"new")))
         assert await read(store, await store.head(B, "k")) == b"new"
         assert cluster.targets == {"t1": {}, "t2": {"k": b"new"}, "t3": {}}
 
@@ -202,7 +202,7 @@ async def test_a_restart_that_does_not_end_is_a_timeout():
         with pytest.raises(DeadlineExceeded, match="the cluster is starting"):
             await store.head(B, "k")
         with pytest.raises(DeadlineExceeded, match="the cluster is starting"):
-            await store.upload(B, "k", BytesContent(b"new"))
+            await store.upload(Upload(B, "k", BytesContent(b"new")))
         assert cluster.targets == {"t1": {}, "t2": {"k": b"old"}, "t3": {}}
 
 
@@ -212,7 +212,7 @@ async def test_nothing_is_written_before_all_targets_are_back():
         info = await store.head(B, "k")
         cluster.restart(["t1"], finally_known=["t1", "t3"])
         with pytest.raises(DeadlineExceeded, match=r"misses 1 target \(t2\)"):
-            await store.upload(B, "k", BytesContent(b"new"))
+            await store.upload(Upload(B, "k", BytesContent(b"new")))
         with pytest.raises(DeadlineExceeded, match=r"misses 1 target \(t2\)"):
             await store.remove(B, "k")
         with pytest.raises(DeadlineExceeded, match=r"misses 1 target \(t2\)"):
@@ -221,7 +221,7 @@ async def test_nothing_is_written_before_all_targets_are_back():
         assert (await store.head(B, "there")).size == 1
         cluster.known = ["t1", "t2", "t3"]
         assert await read(store, info) == b"old"
-        await store.upload(B, "k", BytesContent(b"new"))
+        await store.upload(Upload(B, "k", BytesContent(b"new")))
         assert cluster.targets["t2"] == {"k": b"new"}
 
 
@@ -239,7 +239,7 @@ async def test_a_ready_cluster_is_asked_once():
     cluster = Cluster()
     async with store_of(cluster) as store:
         for _ in range(20):
-            await store.upload(B, "k", BytesContent(b"new"))
+            await store.upload(Upload(B, "k", BytesContent(b"new")))
             await read(store, await store.head(B, "k"))
         assert cluster.asked == {"health": 1, "smap": 2 + 20}
         assert (
@@ -377,7 +377,7 @@ async def test_a_map_that_may_not_be_seen_is_not_needed(status):
         with pytest.raises(NotFound):
             await store.head(B, "nothing")
         cluster.restart(["t1"])
-        await store.upload(B, "k", BytesContent(b"new"))
+        await store.upload(Upload(B, "k", BytesContent(b"new")))
         assert cluster.targets["t2"] == {"k": b"new"}
 
 
@@ -390,7 +390,7 @@ async def test_a_proxy_that_does_not_tell_its_health_is_judged_by_its_map(status
         cluster.known = ["t1", "t3"]
         cluster.cut()
         with pytest.raises(DeadlineExceeded, match="misses 1 target"):
-            await store.upload(B, "k", BytesContent(b"new"))
+            await store.upload(Upload(B, "k", BytesContent(b"new")))
 
 
 async def test_the_map_is_asked_for_with_the_token():
@@ -429,7 +429,7 @@ async def test_what_was_written_while_another_request_saw_a_restart_is_looked_at
 
     cluster.before = misplace_once
     async with store_of(cluster) as store, trio.open_nursery() as nursery:
-        nursery.start_soon(store.upload, B, "k", BytesContent(b"new"))
+        nursery.start_soon(store.upload, Upload(B, "k", BytesContent(b"new")))
         await began.wait()
         cluster.targets["t2"]["other"] = b"!"
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from pydantic import SecretStr
 
 from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.redaction import shown
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from aisfs.system.logs import FORMAT, _Printable
 from tests.stores.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
 from tests.support.mounts import mounted
@@ -84,8 +83,8 @@ async def every_call(client):
         lambda: client.stream(B, info, lambda piece: None),
         lambda: client.read_many(B, [(info, buffer)]),
         lambda: client.read_ranges(B, [(info, 0, buffer)]),
-        lambda: client.upload(B, "k", content),
-        lambda: client.upload(B, "k", BytesContent(b"")),
+        lambda: client.upload(Upload(B, "k", content)),
+        lambda: client.upload(Upload(B, "k", BytesContent(b""))),
         lambda: client.begin_upload(B, "k"),
         lambda: client.remove(B, "k"),
         lambda: client.set_custom(B, info, {"a": "b"}),
@@ -132,7 +131,7 @@ async def test_no_error_tells_a_secret(lines, said):
     for answer in answers():
         with scripted_server(cluster) as server:
             settings = ClusterSettings(
-                endpoint=server.endpoint, token=SecretStr(OWN), io_timeout=1, read_timeout=1
+                endpoint=server.endpoint, token=OWN, io_timeout=1, read_timeout=1
             )
             client = AISClient(settings)
             for error in await every_call(client):

@@ -9,13 +9,12 @@ import warnings
 
 import pytest
 import trio
-from pydantic import SecretStr
 
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import PROPS, MiniCluster, reply, scripted_server
 
 B = Bucket("b")
@@ -72,7 +71,7 @@ async def test_the_certificate_of_another_host_is_told(certificate):
         with pytest.raises(ConfigError, match=r"is for 127\.0\.0\.1, not localhost"):
             await client.head(B, "k")
         with pytest.raises(ConfigError, match=r"is for 127\.0\.0\.1, not localhost"):
-            await client.upload(B, "k", BytesContent(b"x"))
+            await client.upload(Upload(B, "k", BytesContent(b"x")))
         await client.aclose()
 
 
@@ -138,10 +137,10 @@ async def test_token_of_an_upload_is_gone_after_a_plain_hop(certificate):
         scripted_server(refuses, context) as target,
         scripted_server(to(target.endpoint, "&pid=p&utm=x")) as plain,
     ):
-        options = {"client_ca": crt, "token": SecretStr("t")}
+        options = {"client_ca": crt, "token": "t"}
         async with connected(certificate, to(plain.endpoint), **options) as (client, proxy):
             with pytest.raises(AccessDenied):
-                await client.upload(B, "k", BytesContent(b"12345"))
+                await client.upload(Upload(B, "k", BytesContent(b"12345")))
         assert proxy.seen[0].headers["authorization"] == "Bearer t"
         assert "authorization" not in plain.seen[0].headers
         assert "authorization" not in target.seen[0].headers

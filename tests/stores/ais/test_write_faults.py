@@ -18,7 +18,7 @@ from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.support.mounts import eventually
 from tests.support.servers import RunningServer, running_server
 
@@ -111,7 +111,7 @@ def rule(fault: dict, stage: str, times: int = 1, **match) -> dict:
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 async def test_one_failure_of_a_put(server, store, fault, stage):
     server.faults([rule(fault, stage, method="PUT")])
-    info = await store.upload(B, "k", BytesContent(SMALL), custom={"mode": "0600"})
+    info = await store.upload(Upload(B, "k", BytesContent(SMALL), custom={"mode": "0600"}))
     assert struck(server) == 1
     assert stored(server, "k") == SMALL
     assert info == await store.head(B, "k")
@@ -136,7 +136,7 @@ async def test_a_put_that_never_succeeds(server, stage, data, fault, error):
     # Short only where the deadline is what ends it.
     store = store_of(server, deadline=1.0 if error is DeadlineExceeded else 30.0)
     try:
-        await store.upload(B, "k", BytesContent(data))
+        await store.upload(Upload(B, "k", BytesContent(data)))
         failed = False
     except error:
         failed = True
@@ -162,10 +162,10 @@ async def test_the_server_is_killed(tmp_path, stage, data):
         first.faults([{**rule({"action": "kill"}, stage, method="PUT")}])
         store = store_of(first, deadline=1.5)
         with pytest.raises(AisfsError):
-            await store.upload(B, "k", BytesContent(data))
+            await store.upload(Upload(B, "k", BytesContent(data)))
     with running_server(root, port=port) as second:
         assert stored(second, "k") in ([OLD, SMALL] if stage == "done" else [OLD])
-        await store.upload(B, "k", BytesContent(data))
+        await store.upload(Upload(B, "k", BytesContent(data)))
         assert stored(second, "k") == data
         assert left_over(root) == []
     await store.aclose()
@@ -199,7 +199,7 @@ async def test_damage_on_the_way_is_sent_again(server, store):
     body = {"tcode": "ErrBadCksum", "message": "BAD DATA CHECKSUM: xxhash2(1 != 2)"}
     fault = {"action": "status", "status": 500, "body": body}
     server.faults([rule(fault, "body", method="PUT", times=2)])
-    await store.upload(B, "k", BytesContent(SMALL))
+    await store.upload(Upload(B, "k", BytesContent(SMALL)))
     assert stored(server, "k") == SMALL
 
 
@@ -208,7 +208,7 @@ async def test_cancelled_at_any_moment(server, store, data):
     for delay in (0.001, 0.004, 0.01, 0.02, 0.04, 0.08, 0.16):
         put(server, "k", OLD)
         with trio.move_on_after(delay):
-            await store.upload(B, "k", BytesContent(data))
+            await store.upload(Upload(B, "k", BytesContent(data)))
         now = stored(server, "k")
         assert now in (OLD, data)
         # Nothing comes later.
@@ -227,7 +227,7 @@ async def test_cancelled_while_the_name_of_an_upload_in_parts_arrives(server, st
     stall = {"action": "stall", "seconds": 30, "until_cleared": True, "fraction": 0.5}
     server.faults([rule(stall, "body", method="POST")])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.upload, B, "k", BytesContent(LARGE))
+        nursery.start_soon(store.upload, Upload(B, "k", BytesContent(LARGE)))
         assert await trio.to_thread.run_sync(eventually, lambda: held(server))
         assert left_over(server.root) != []
         nursery.cancel_scope.cancel()
@@ -320,9 +320,9 @@ async def test_a_put_that_did_not_happen(server, store, checksums, data):
     name = f"lies-{checksums}"
     create(server, name, checksums)
     bucket = Bucket(name)
-    await store.upload(bucket, "k", BytesContent(OLD))
+    await store.upload(Upload(bucket, "k", BytesContent(OLD)))
     server.faults([rule(LIE, "body", method="PUT"), rule(LIE, "body", method="POST")])
-    await store.upload(bucket, "k", BytesContent(data))
+    await store.upload(Upload(bucket, "k", BytesContent(data)))
     assert stored(server, "k", name) == data
 
 
@@ -334,7 +334,7 @@ async def test_an_endpoint_that_does_not_redirect_never_gets_an_empty_object(ser
             [{**LIE, "stage": "headers", "times": -1, "match": {"marked": False, "method": "PUT"}}]
         )
         with pytest.raises(ProtocolError, match="is the endpoint a proxy"):
-            await store.upload(Bucket(f"gateway-{checksums}"), "k", BytesContent(SMALL))
+            await store.upload(Upload(Bucket(f"gateway-{checksums}"), "k", BytesContent(SMALL)))
         server.faults([])
         assert stored(server, "k", f"gateway-{checksums}") is None
 
@@ -345,7 +345,7 @@ async def test_buckets_with_other_checksums(server, store, kind):
     create(server, name, kind)
     bucket = Bucket(name)
     for key, data in (("small", SMALL), ("large", LARGE), ("empty", b"")):
-        info = await store.upload(bucket, key, BytesContent(data), custom={"mode": "0600"})
+        info = await store.upload(Upload(bucket, key, BytesContent(data), custom={"mode": "0600"}))
         assert info == await store.head(bucket, key)
         assert info.custom == {"mode": "0600"}
         assert stored(server, key, name) == data
@@ -367,8 +367,8 @@ async def test_a_server_without_parts_gets_one_piece(server, store):
         "body": {"message": 'invalid action "mpt-upload"'},
     }
     server.faults([rule(unknown, "body", times=-1, method="POST")])
-    await store.upload(B, "k", BytesContent(LARGE))
+    await store.upload(Upload(B, "k", BytesContent(LARGE)))
     assert stored(server, "k") == LARGE
-    await store.upload(B, "k", BytesContent(LARGE[1:]))
+    await store.upload(Upload(B, "k", BytesContent(LARGE[1:])))
     assert struck(server) == 1
     assert stored(server, "k") == LARGE[1:]

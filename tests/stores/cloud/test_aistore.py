@@ -9,7 +9,7 @@ from aisfs.errors import InvalidName, NotFound, ProtocolError, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.stores.cloud import CloudStore
-from aisfs.stores.port import BytesContent, pages_of
+from aisfs.stores.port import BytesContent, Upload, pages_of
 from tests.support.clouds import s3_environment
 from tests.support.servers import RunningServer, running_server
 
@@ -85,7 +85,7 @@ async def test_what_is_refused_for_another_reason_stays_an_error(
 async def test_an_upload_is_refused_and_says_what_to_do(store: CloudStore, root: Path):
     for size in (10, 11 << 20):
         with pytest.raises(Unsupported, match="--endpoint and ais://BUCKET"):
-            await store.upload(PETS, "q", BytesContent(bytes(size)))
+            await store.upload(Upload(PETS, "q", BytesContent(bytes(size))))
     assert (root / "q").read_bytes() == b"dear"
 
 

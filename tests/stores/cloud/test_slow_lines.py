@@ -13,7 +13,7 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores import cloud_uploads
 from aisfs.stores.cloud import CloudStore
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.support.clouds import S3, moto
 from tests.support.slow_line import SlowLine, slow_line
 
@@ -47,7 +47,7 @@ class Sent:
         self.bucket = Bucket(s3.make_bucket(), Provider.S3)
 
     async def upload(self, data: bytes, **more: str) -> None:
-        await self.pipeline.upload(self.bucket, "k", BytesContent(data), **more)
+        await self.pipeline.upload(Upload(self.bucket, "k", BytesContent(data), **more))
 
 
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["whole", "parts"])

@@ -1,9 +1,10 @@
-"""What of the clouds' store the contract does not tell: over the embedded server's /s3."""
+"""What of the clouds' store the contract does not tell: reading over the embedded server's /s3, writing over moto."""
 
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import trio
@@ -25,8 +26,9 @@ from aisfs.settings import ClusterSettings
 from aisfs.stores import cloud_listings, cloud_uploads
 from aisfs.stores.cloud import CloudStore
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.port import BytesContent, pages_of
-from tests.support.clouds import S3, moto, s3_environment
+from aisfs.stores.port import BytesContent, Upload, pages_of
+from tests.support.clouds import _SIGNED, S3, moto, s3_environment
+from tests.support.mounts import eventually
 from tests.support.servers import RunningServer, running_server
 
 PETS = Bucket("pets", Provider.S3)
@@ -43,9 +45,47 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
+@dataclass
+class Faulty:
+    """moto, behind a proxy that fails on demand."""
+
+    s3: S3
+    proxy: RunningServer
+
+    def faults(self, rules: Sequence[dict[str, object]]) -> None:
+        self.proxy.faults(rules)
+
+    def held(self) -> bool:
+        return self.proxy.held()
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    with moto() as s3:
+        s3.make_bucket("pets")
+        for name in ("a", "b"):
+            s3.put("pets", name, name.encode() * 1000)
+        root = tmp_path_factory.mktemp("proxy")
+        with running_server(root, faulty=True, forward=s3.url) as proxy:
+            yield Faulty(s3, proxy)
+
+
 @pytest.fixture
 async def store(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
-    for name, value in s3_environment(f"{server.endpoint}/s3").items():
+    async for made in opened(f"{server.endpoint}/s3", monkeypatch):
+        yield made
+    server.faults([])
+
+
+@pytest.fixture
+async def writable(cloud: Faulty, monkeypatch: pytest.MonkeyPatch):
+    async for made in opened(cloud.proxy.endpoint, monkeypatch):
+        yield made
+    cloud.faults([])
+
+
+async def opened(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CloudStore]:
+    for name, value in s3_environment(url).items():
         monkeypatch.setenv(name, value)
     counted: Counter[str] = Counter()
 
@@ -56,7 +96,6 @@ async def store(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
     made.counted = counted
     yield made
     await made.aclose()
-    server.faults([])
 
 
 async def test_a_long_listing_outlives_the_deadline_of_a_call(
@@ -88,57 +127,57 @@ async def test_a_cancelled_request_is_over(store, server: RunningServer):
     assert buffer == b"a" * 1000
 
 
-async def test_requests_are_counted(store):
-    await store.upload(PETS, "new", BytesContent(b"12"))
-    info = await store.head(PETS, "new")
-    await store.read_range(PETS, info, 0, memoryview(bytearray(2)))
-    await store.rename(PETS, "new", "newer")
-    await store.remove(PETS, "newer")
-    await store.list_page(PETS, "")
-    assert store.counted == {
-        "put": 1, "head": 6, "get": 1, "copy": 1, "delete": 2, "list": 1,
+async def test_requests_are_counted(writable):
+    await writable.upload(Upload(PETS, "new", BytesContent(b"12")))
+    info = await writable.head(PETS, "new")
+    await writable.read_range(PETS, info, 0, memoryview(bytearray(2)))
+    await writable.rename(PETS, "new", "newer")
+    await writable.remove(PETS, "newer")
+    await writable.list_page(PETS, "")
+    assert writable.counted == {
+        "put": 1, "head": 7, "get": 1, "copy": 1, "delete": 2, "list": 1,
     }  # fmt: skip
 
 
-async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer):
-    server.faults(
-        [{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}]
-    )
-    await store.upload(PETS, "big", BytesContent(BIG))
-    info = await store.head(PETS, "big")
+async def test_a_part_that_failed_is_sent_again_alone(writable, cloud: Faulty):
+    cloud.faults([{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}])
+    await writable.upload(Upload(PETS, "big", BytesContent(BIG)))
+    info = await writable.head(PETS, "big")
     buffer = bytearray(info.size)
-    await store.read_range(PETS, info, 0, memoryview(buffer))
+    await writable.read_range(PETS, info, 0, memoryview(buffer))
     assert buffer == BIG
-    assert store.counted["put"] == 2 + 3
-    await store.remove(PETS, "big")
+    assert writable.counted["put"] == 2 + 3
+    await writable.remove(PETS, "big")
 
 
 @pytest.mark.parametrize("data", [b"small", BIG], ids=["whole", "parts"])
 async def test_a_head_that_failed_after_an_upload_is_asked_again_alone(
-    store, server: RunningServer, data: bytes
+    writable, cloud: Faulty, data: bytes
 ):
-    server.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
-    info = await CallPipeline(store, deadline=30).upload(PETS, "sent", BytesContent(data))
+    cloud.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
+    info = await CallPipeline(writable, deadline=30).upload(
+        Upload(PETS, "sent", BytesContent(data))
+    )
     assert info.size == len(data)
-    assert store.counted["put"] == (1 if data == b"small" else 2 + 3)
-    assert store.counted["head"] == 4
-    await store.remove(PETS, "sent")
+    assert writable.counted["put"] == (1 if data == b"small" else 2 + 3)
+    assert writable.counted["head"] == 4
+    await writable.remove(PETS, "sent")
 
 
-async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, monkeypatch):
+async def test_a_cancelled_upload_leaves_no_parts(writable, cloud: Faulty, monkeypatch):
     monkeypatch.setattr(cloud_uploads, "_AT_ONCE", 1)
     slow = {"action": "stall", "seconds": 0.5, "times": -1}
-    server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
+    cloud.faults([{**slow, "match": {"query_contains": "partNumber"}}])
     with trio.move_on_after(0.7) as scope:
-        await store.upload(PETS, "cancelled", BytesContent(BIG))
+        await writable.upload(Upload(PETS, "cancelled", BytesContent(BIG)))
     assert scope.cancelled_caught
-    server.faults([])
-    left = S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
+    cloud.faults([])
+    left = cloud.s3._ask("GET", "/pets?uploads", headers=_SIGNED)
     assert b"<UploadId>" not in left, left
-    assert "cancelled" not in [info.key for info in (await store.list_page(PETS, "")).objects]
+    assert "cancelled" not in [info.key for info in (await writable.list_page(PETS, "")).objects]
 
 
-async def test_what_cannot_be_read_is_not_sent(store):
+async def test_what_cannot_be_read_is_not_sent(writable):
     class Broken:
         size = len(BIG)
 
@@ -147,36 +186,68 @@ async def test_what_cannot_be_read_is_not_sent(store):
                 raise ContentUnreadable("gone")
 
     with pytest.raises(ContentUnreadable, match="gone"):
-        await store.upload(PETS, "broken", Broken())
+        await writable.upload(Upload(PETS, "broken", Broken()))
 
 
-async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server: RunningServer):
+async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(writable, cloud: Faulty):
     """The second try finds an object, which is the first try's."""
-    server.faults([{"action": "reset", "stage": "done", "match": {"method": "PUT"}}])
-    pipeline = CallPipeline(store, deadline=30)
-    await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
-    assert store.counted["put"] > 1, "the reply was never lost"
-    assert (server.root / "pets" / "lock").read_bytes() == b"mine"
-    await store.remove(PETS, "lock")
+    cloud.faults([{"action": "reset", "stage": "done", "match": {"method": "PUT"}}])
+    pipeline = CallPipeline(writable, deadline=30)
+    await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
+    assert writable.counted["put"] > 1, "the reply was never lost"
+    assert cloud.s3.get("pets", "lock") == b"mine"
+    await writable.remove(PETS, "lock")
     # The same content may be another's all the same.
-    (server.root / "pets" / "lock").write_bytes(b"mine")
+    cloud.s3.put("pets", "lock", b"mine")
     with pytest.raises(AlreadyExists):
-        await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
-    await store.remove(PETS, "lock")
+        await pipeline.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
+    await writable.remove(PETS, "lock")
 
 
-async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningServer, caplog):
+@pytest.mark.parametrize("only_new", ["", "mine"], ids=["an older version", "an earlier try"])
+async def test_what_is_written_after_a_conflict_was_looked_into_stays(
+    only_new: str, writable, cloud: Faulty
+):
+    base = await writable.upload(Upload(PETS, "log", BytesContent(b"mine"), only_new="mine"))
+    cloud.faults(
+        [
+            {"action": "status", "status": 412, "match": {"method": "PUT"}},
+            {
+                "action": "stall",
+                "seconds": 1,
+                "match": {"method": "HEAD"},
+                "every": 1 if only_new else 2,
+            },
+        ]
+    )
+    upload = Upload(PETS, "log", BytesContent(b"and more"), only_new=only_new)
+    if not only_new:
+        upload = replace(upload, replaces=base)
+
+    def write() -> None:
+        assert eventually(cloud.held)
+        cloud.s3.put("pets", "log", b"theirs")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, write)
+        with pytest.raises(Unavailable):
+            await writable.upload(upload)
+    assert cloud.s3.get("pets", "log") == b"theirs"
+    await writable.remove(PETS, "log")
+
+
+async def test_a_cloud_without_conditions_is_looked_into(writable, cloud: Faulty, caplog):
     refused = {"action": "status", "status": 501, "match": {"method": "PUT"}, "times": 4}
-    server.faults([refused])  # by obstore's tries, all of which fail
+    cloud.faults([refused])  # by obstore's tries, all of which fail
     with pytest.raises(AlreadyExists):
-        await store.upload(PETS, "a", BytesContent(b"mine"), only_new="mine")
-    server.faults([refused])
-    await store.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+        await writable.upload(Upload(PETS, "a", BytesContent(b"mine"), only_new="mine"))
+    cloud.faults([refused])
+    await writable.upload(Upload(PETS, "lock", BytesContent(b"mine"), only_new="mine"))
     assert [r.levelname for r in caplog.records if "may be overwritten" in r.message] == ["WARNING"]
     with pytest.raises(AlreadyExists):
-        await store.upload(PETS, "b", BytesContent(b"mine"), only_new="mine")
-    assert (server.root / "pets" / "b").read_bytes() == b"b" * 1000
-    await store.remove(PETS, "lock")
+        await writable.upload(Upload(PETS, "b", BytesContent(b"mine"), only_new="mine"))
+    assert cloud.s3.get("pets", "b") == b"b" * 1000
+    await writable.remove(PETS, "lock")
 
 
 async def test_throttling_ends_at_the_deadline(store, server: RunningServer):
@@ -192,7 +263,7 @@ async def test_nothing_is_written_without_credentials(server: RunningServer, sto
     anonymous = CloudStore(ClusterSettings(anonymous=True))
     assert (await anonymous.head(PETS, "a")).size == 1000
     with pytest.raises(AccessDenied, match="--anonymous"):
-        await anonymous.upload(PETS, "x", BytesContent(b""))
+        await anonymous.upload(Upload(PETS, "x", BytesContent(b"")))
     await anonymous.aclose()
 
 
@@ -229,7 +300,7 @@ async def test_keys_that_obstore_refuses_are_listed(monkeypatch: pytest.MonkeyPa
             with pytest.raises(NotFound):
                 await store.head(bucket, key)
             with pytest.raises(InvalidName):
-                await store.upload(bucket, key, BytesContent(b""))
+                await store.upload(Upload(bucket, key, BytesContent(b"")))
         await store.aclose()
 
 
@@ -246,7 +317,7 @@ async def test_objects_whose_keys_obstore_refuses_are_read_and_written(
             await store.head(bucket, key)
         with pytest.raises(BucketNotFound):
             await store.head(Bucket("no-such-bucket", Provider.S3), key)
-        info = await store.upload(bucket, key, BytesContent(data), only_new="ours")
+        info = await store.upload(Upload(bucket, key, BytesContent(data), only_new="ours"))
         assert s3.get(bucket.name, key) == data
         assert (await store.head(bucket, key)) == info
         assert (info.key, info.size) == (key, 1000)
@@ -258,13 +329,13 @@ async def test_objects_whose_keys_obstore_refuses_are_read_and_written(
         await store.stream(bucket, info, arrived.extend)
         assert arrived == data
 
-        again = await store.upload(bucket, key, BytesContent(data), only_new="ours")
+        again = await store.upload(Upload(bucket, key, BytesContent(data), only_new="ours"))
         assert again.same_content(info), "as after a lost answer"
         with pytest.raises(AlreadyExists):
-            await store.upload(bucket, key, BytesContent(b"x"), only_new="another")
-        newer = await store.upload(bucket, key, BytesContent(b""), replaces=info)
+            await store.upload(Upload(bucket, key, BytesContent(b"x"), only_new="another"))
+        newer = await store.upload(Upload(bucket, key, BytesContent(b""), replaces=info))
         with pytest.raises(Stale):
-            await store.upload(bucket, key, BytesContent(b"x"), replaces=info)
+            await store.upload(Upload(bucket, key, BytesContent(b"x"), replaces=info))
         with pytest.raises(Stale):
             await store.read_range(bucket, info, 0, middle)
         with pytest.raises(Stale):

@@ -9,7 +9,7 @@ import pytest
 from aisfs.errors import Stale, Unsupported
 from aisfs.stores import local
 from aisfs.stores.local import LocalStore
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from aisfs.stores.posix_metadata import mode_of, mtime_of, with_posix_metadata
 
 MTIME = 10**18
@@ -27,7 +27,7 @@ def shown(path: Path) -> tuple[int, int]:
 
 
 async def test_a_file_has_what_came_with_it(store: LocalStore, tmp_path: Path):
-    info = await store.upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN)
+    info = await store.upload(Upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN))
     assert shown(tmp_path / "f") == (0o640, MTIME)
     assert (mode_of(info), mtime_of(info), info.custom["other"]) == (0o640, MTIME, "kept")
     later = with_posix_metadata(info.custom, mtime_ns=MTIME + 1, mode=0o600)
@@ -51,7 +51,7 @@ async def test_contents_of_one_size_and_time_are_told_apart(store: LocalStore, t
     known = []
     for round_ in range(20):
         content = BytesContent(b"%04d" % round_)
-        known.append(await store.upload(store.bucket, "f", content, custom=CHOSEN))
+        known.append(await store.upload(Upload(store.bucket, "f", content, custom=CHOSEN)))
     assert len({info.version for info in known}) == 20
     assert (await store.list_page(store.bucket, "")).objects == known[-1:]
     buffer = memoryview(bytearray(4))
@@ -69,7 +69,7 @@ async def test_without_attributes_the_time_stays_that_of_the_write(
         raise Unsupported("no extended attributes here")
 
     monkeypatch.setattr(local, "write_attribute", refuse)
-    info = await store.upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN)
+    info = await store.upload(Upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN))
     mode, mtime_ns = shown(tmp_path / "f")
     assert (mode, mtime_ns > MTIME) == (0o640, True)
     with pytest.raises(Unsupported):
@@ -84,14 +84,14 @@ async def test_a_file_system_without_modes_takes_files_all_the_same(
         raise PermissionError(1, "not permitted")
 
     monkeypatch.setattr(os, "fchmod", refuse)
-    info = await store.upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN)
+    info = await store.upload(Upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN))
     assert (info.custom, info.mtime_ns > MTIME) == ({}, True)
 
 
 async def test_what_belongs_to_somebody_else_stays_as_it_is(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    info = await store.upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN)
+    info = await store.upload(Upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN))
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "not permitted")

@@ -1,12 +1,14 @@
 import os
 import re
 import socket
+from pathlib import Path
 
 import pytest
 
-from aisfs.errors import BucketNotFound, InvalidName, NotFound, Stale
+from aisfs.errors import AlreadyExists, BucketNotFound, InvalidName, NotFound, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.local import LocalStore
+from aisfs.stores.port import BytesContent
 
 
 @pytest.fixture
@@ -136,3 +138,23 @@ async def test_ranges_that_make_no_sense(root):
             await store.read_range(
                 store.bucket, ObjectInfo("a", 5), start, memoryview(bytearray(length))
             )
+
+
+@pytest.mark.parametrize("key", ["there", "new"])
+async def test_what_is_written_while_the_disk_is_waited_for_stays(
+    key: str, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = LocalStore(root)
+    (root / "there").write_bytes(b"base")
+    base = await store.head(store.bucket, "there")
+    condition = {"replaces": base} if key == "there" else {"only_new": "ours"}
+    fsync = os.fsync
+
+    def slowly(descriptor: int) -> None:
+        fsync(descriptor)
+        (root / key).write_bytes(b"of another program")
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    with pytest.raises((Stale, AlreadyExists), match="another client"):
+        await store.upload(store.bucket, key, BytesContent(b"ours"), **condition)
+    assert (root / key).read_bytes() == b"of another program"

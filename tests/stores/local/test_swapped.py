@@ -12,7 +12,7 @@ import trio
 from aisfs.errors import NotADirectory, NotFound
 from aisfs.model import Bucket
 from aisfs.stores.local import KeyPaths, Links, LocalStore
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 
 AT_FDCWD, EXCHANGE = -100, 2
 
@@ -85,8 +85,10 @@ async def test_nothing_is_written_where_a_link_took_a_directorys_place(tmp_path:
     done = 0
     with swapping(root / "dir", root / "link"):
         for _ in range(400):
-            done += await attempt(store, lambda b: store.upload(b, "dir/file", content))
-            done += await attempt(store, lambda b: store.upload(b, "dir/empty/new", content))
+            done += await attempt(store, lambda b: store.upload(Upload(b, "dir/file", content)))
+            done += await attempt(
+                store, lambda b: store.upload(Upload(b, "dir/empty/new", content))
+            )
             done += await attempt(store, lambda b: store.rename(b, "dir/file", "dir/empty/new"))
             done += await attempt(store, lambda b: store.remove(b, "dir/empty/new"))
             done += await attempt(store, lambda b: store.remove(b, "dir/file"))
@@ -103,7 +105,7 @@ async def test_directories_that_come_and_go_with_their_files_fail_no_write(tmp_p
 
     async def write_and_remove(name: str) -> None:
         for _ in range(200):
-            await store.upload(store.bucket, f"a/b/c/{name}", BytesContent(b"x"))
+            await store.upload(Upload(store.bucket, f"a/b/c/{name}", BytesContent(b"x")))
             await store.rename(store.bucket, f"a/b/c/{name}", f"a/d/{name}")
             await store.remove(store.bucket, f"a/d/{name}")
 

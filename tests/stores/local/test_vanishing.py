@@ -10,7 +10,7 @@ import pytest
 from aisfs.errors import NotADirectory, NotFound
 from aisfs.stores import local
 from aisfs.stores.local import LocalStore
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 
 real_mkdir, real_opened = os.mkdir, local.opened
 
@@ -39,7 +39,7 @@ async def test_however_often_a_directory_goes_away_the_file_is_written(
 ) -> None:
     store = LocalStore(tmp_path)
     removals(500)
-    await store.upload(store.bucket, "a/b/new", BytesContent(b"x"))
+    await store.upload(Upload(store.bucket, "a/b/new", BytesContent(b"x")))
     assert (tmp_path / "a/b/new").read_bytes() == b"x"
     removals(500)
     await store.rename(store.bucket, "a/b/new", "c/d/moved")
@@ -53,7 +53,7 @@ async def test_one_that_always_goes_away_fails_the_write_in_the_end(
     store = LocalStore(tmp_path)
     removals(float("inf"))
     with pytest.raises(NotFound, match="a/b/new: No such file or directory"):
-        await store.upload(store.bucket, "a/b/new", BytesContent(b"x"))
+        await store.upload(Upload(store.bucket, "a/b/new", BytesContent(b"x")))
     assert os.listdir(tmp_path) == []
 
 
@@ -75,7 +75,7 @@ async def test_one_that_is_being_removed_is_not_taken_for_a_file(
 
     monkeypatch.setattr(local, "opened", opened)
     monkeypatch.setattr(local, "opened", opened)
-    await store.upload(store.bucket, "a/new", BytesContent(b"x"))
+    await store.upload(Upload(store.bucket, "a/new", BytesContent(b"x")))
     assert (tmp_path / "a/new").read_bytes() == b"x"
 
 
@@ -90,7 +90,7 @@ async def test_a_file_in_the_way_is_said_at_the_first_try(
     made: list[bytes] = []
     monkeypatch.setattr(local, "_make", lambda root, folder: made.append(folder))
     with pytest.raises(NotADirectory, match=f"{key}: a part of the path is an object"):
-        await store.upload(store.bucket, key, BytesContent(b"x"))
+        await store.upload(Upload(store.bucket, key, BytesContent(b"x")))
     assert made == []
     assert (tmp_path / "file").read_bytes() == (tmp_path / "a/file").read_bytes() == b"kept"
 

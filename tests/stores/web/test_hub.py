@@ -7,7 +7,7 @@ from aisfs.errors import AccessDenied, BucketNotFound, NotFound, ReadOnly, Unava
 from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.stores.hub import open_hub
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 from tests.support.hub import running_hub, use_hub
 
 PETS = Bucket("datasets/own/pets", Provider.HF)
@@ -82,7 +82,7 @@ async def test_what_is_wrong_is_named(hub, store, monkeypatch):
     with pytest.raises(NotFound, match=r"none\.tar: no such file"):
         await store.head(PETS, "none.tar")
     with pytest.raises(ReadOnly):
-        await store.upload(PETS, "k", BytesContent(b"1"))
+        await store.upload(Upload(PETS, "k", BytesContent(b"1")))
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     stranger = open_hub(ClusterSettings(), [PETS])
     with pytest.raises(AccessDenied, match="HF_TOKEN") as caught:

@@ -1,18 +1,14 @@
-"""XML of the S3 API: documents to send, and a reader of received ones that refuses DTDs."""
+"""XML documents of the S3 API, and its errors: a code for each failure."""
 
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NoReturn, Union
-from xml.etree import ElementTree
+from typing import Union
 
-from aisfs.server.api.s3.errors import code_of, malformed
-from aisfs.server.failures import Failure
+from aisfs.server.failures import Failure, Headers
 from aisfs.server.messages import Reply, Request
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-LARGEST = 4 << 20
-"""Bytes of a document: 10,000 parts with checksums, or 1,000 keys of 1,024 escaped characters, fit."""
 Element = tuple[str, Union[str, int, bool, "Sequence[Element]"]]
 """A name, and text or further elements."""
 
@@ -26,6 +22,60 @@ _ESCAPED = {
     "\r": "&#xD;",
 }
 _SPECIAL = re.compile(r'[&<>"\x00-\x1f\ud800-\udfff\ufffe\uffff]')
+
+
+_OF_AISTORE = {
+    "ErrNotFound": "NoSuchKey",
+    "ErrBckNotFound": "NoSuchBucket",
+    "ErrBucketAlreadyExists": "BucketAlreadyOwnedByYou",
+    "ErrRangeNotSatisfiable": "InvalidRange",
+    "ErrUnsupp": "NotImplemented",
+    "ErrBadCksum": "BadDigest",
+}
+"""The codes for errors that AIStore gives a type."""
+_TYPES = ("ErrLmetaNotFound", "ErrMv", "ErrNotFound")
+"""Types that are the code of an error which is not 404."""
+_OF_STATUS = {
+    304: "NotModified",
+    400: "InvalidRequest",
+    401: "AccessDenied",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    405: "MethodNotAllowed",
+    416: "InvalidRange",
+    501: "NotImplemented",
+    503: "SlowDown",
+}
+"""The codes for all others."""
+
+
+class S3Error(Failure):
+    """A failure with a code of S3."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, headers: Headers | None = None
+    ) -> None:
+        super().__init__(status, message, headers=headers)
+        self.code = code
+
+
+def invalid(message: str) -> S3Error:
+    """Return the error for a value that has no meaning."""
+    return S3Error(400, "InvalidArgument", message)
+
+
+def not_offered(what: str) -> S3Error:
+    """Return the error for what this server does not do."""
+    return S3Error(501, "NotImplemented", f"{what} is not offered by this server")
+
+
+def code_of(failure: Failure) -> str:
+    """Return the code of a failure, which may be one of AIStore's."""
+    if isinstance(failure, S3Error):
+        return failure.code
+    if failure.tcode in _TYPES and failure.status != 404:
+        return failure.tcode
+    return _OF_AISTORE.get(failure.tcode) or _OF_STATUS.get(failure.status, "InternalError")
 
 
 def render(name: str, content: Sequence[Element], namespace: str = NAMESPACE) -> bytes:
@@ -48,23 +98,6 @@ def time_text(time_ns: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns // 10**6 % 1000:03d}Z"
 
 
-def parse(text: bytes, root: str) -> ElementTree.Element:
-    """Return the root of a document that a client sent, without namespaces.
-
-    Raises:
-        Failure: 400; it is malformed, has a DTD or another root.
-    """
-    parser = ElementTree.XMLParser(target=_Builder())
-    try:
-        parser.feed(text)
-        found = parser.close()
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise malformed(str(error)) from error
-    if found.tag != root:
-        raise malformed(f"expecting {root}")
-    return found
-
-
 def error_document(failure: Failure, request: Request, node_id: str) -> Reply:
     """Return the reply for a failure; one to a HEAD, or with status 304, has no body."""
     if failure.status == 304 or request.method == "HEAD":
@@ -77,22 +110,6 @@ def error_document(failure: Failure, request: Request, node_id: str) -> Reply:
     ]
     headers = [*failure.headers, ("Content-Type", "application/xml")]
     return Reply(failure.status, headers, render("Error", found, namespace=""))
-
-
-class _Builder(ElementTree.TreeBuilder):
-    """Builds elements without namespaces."""
-
-    def start(self, tag: str, attrs: dict[str, str]) -> ElementTree.Element:
-        """Begin an element."""
-        return super().start(tag.rpartition("}")[2], attrs)
-
-    def end(self, tag: str) -> ElementTree.Element:
-        """End an element."""
-        return super().end(tag.rpartition("}")[2])
-
-    def doctype(self, name: str, public: str | None, system: str | None) -> NoReturn:
-        """Refuse a DTD, whose entities could stand for any amount of text."""
-        raise malformed("a DTD is not accepted")
 
 
 def _append(parts: list[str], content: Sequence[Element]) -> None:

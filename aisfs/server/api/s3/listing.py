@@ -16,8 +16,7 @@ from urllib.parse import quote_from_bytes
 
 from aisfs.server.api.list_objects import NO_RECURSION, Lister, Message
 from aisfs.server.api.object_headers import etag
-from aisfs.server.api.s3.documents import Element, time_text, xml_reply
-from aisfs.server.api.s3.errors import invalid, not_offered
+from aisfs.server.api.s3.documents import Element, invalid, not_offered, time_text, xml_reply
 from aisfs.server.failures import text_of
 from aisfs.server.messages import Reply, Request
 from aisfs.server.storage.bucket import Bucket, Found
@@ -102,12 +101,12 @@ class S3Listing:
         # No key has such a component, though a path may.
         if not query.size or not _NO_NAMES.isdisjoint(query.prefix.split(b"/")[:-1]):
             return Page([], b"")
+        if query.delimiter not in (b"", b"/"):
+            raise not_offered("a delimiter other than /")
         if self._traps.like_amazon:
             names = list(islice(self._names(bucket, query), query.size + 1))
             shown = names[: query.size]
             return Page(shown, shown[-1] if len(names) > len(shown) else b"")
-        if query.delimiter not in (b"", b"/"):
-            raise not_offered("a delimiter other than /")
         after = os.fsdecode(query.after)
         message = Message(
             prefix=os.fsdecode(query.prefix),
@@ -118,10 +117,9 @@ class S3Listing:
         return Page(*self._lister.keys(bucket, message, query.size))
 
     def _names(self, bucket: Bucket, query: Query) -> Iterator[bytes]:
-        if query.delimiter == b"/":
+        if query.delimiter:
             return self._level(bucket, query)
-        keys = self._below(bucket, query, query.prefix, query.after)
-        return _grouped(keys, query) if query.delimiter else keys
+        return self._below(bucket, query, query.prefix, query.after)
 
     def _below(self, bucket: Bucket, query: Query, prefix: bytes, after: bytes) -> Iterator[bytes]:
         return keys_below(self._directories, bucket, prefix, after, continued=query.continued)
@@ -193,16 +191,6 @@ def parse(request: Request) -> Query:
         encoded="encoding-type" in asked,
         old=version == "1",
     )
-
-
-def _grouped(keys: Iterator[bytes], query: Query) -> Iterator[bytes]:
-    last = query.after
-    for key in keys:
-        at = key.find(query.delimiter, len(query.prefix))
-        name = key if at < 0 else key[: at + len(query.delimiter)]
-        if name != last:
-            last = name
-            yield name
 
 
 def _is_group(query: Query, name: bytes) -> bool:
