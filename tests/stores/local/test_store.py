@@ -1,6 +1,7 @@
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from aisfs.errors import AlreadyExists, BucketNotFound, InvalidName, NotFound, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.local import LocalStore
-from aisfs.stores.port import BytesContent
+from aisfs.stores.port import BytesContent, Upload
 
 
 @pytest.fixture
@@ -147,7 +148,9 @@ async def test_what_is_written_while_the_disk_is_waited_for_stays(
     store = LocalStore(root)
     (root / "there").write_bytes(b"base")
     base = await store.head(store.bucket, "there")
-    condition = {"replaces": base} if key == "there" else {"only_new": "ours"}
+    upload = Upload(store.bucket, key, BytesContent(b"ours"), only_new="ours")
+    if key == "there":
+        upload = replace(upload, only_new="", replaces=base)
     fsync = os.fsync
 
     def slowly(descriptor: int) -> None:
@@ -156,5 +159,5 @@ async def test_what_is_written_while_the_disk_is_waited_for_stays(
 
     monkeypatch.setattr(os, "fsync", slowly)
     with pytest.raises((Stale, AlreadyExists), match="another client"):
-        await store.upload(store.bucket, key, BytesContent(b"ours"), **condition)
+        await store.upload(upload)
     assert (root / key).read_bytes() == b"of another program"
