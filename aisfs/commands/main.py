@@ -16,6 +16,8 @@ from aisfs.errors import AisfsError
 
 _HELPERS = ("mount.aisfs", "mount.fuse.aisfs")
 """What mount(8) calls the helper for the types aisfs and fuse.aisfs."""
+_EXTRAS = {"gunicorn": "serve", "re2": "serve", "anycrc": "serve", "grpc": "csi", "google": "csi"}
+"""Packages that a whole command needs, and the extra that has them. Stores and codecs name their own."""
 
 
 def main() -> None:
@@ -43,6 +45,12 @@ def run_command(command: click.Command, name: str) -> int:
         code = fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)
     except AisfsError as error:
         code = fail(str(error), exit_code(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        needs = f"this needs {error.name}; in a clone of aisfs: pip install '.[{_EXTRAS[package]}]'"
+        code = fail(needs, Exit.USAGE)
     except OSError as error:  # a directory that may not be entered, for example
         code = fail(f"{error.filename or 'the system'}: {error.strerror}", Exit.FAILURE)
     return int(code)
