@@ -12,7 +12,6 @@ from tests.support.servers import REPOSITORY
 NEEDS = {
     "gunicorn": ("serve", ["serve", "."]),
     "re2": ("serve", ["serve", "."]),
-    "anycrc": ("serve", ["serve", "."]),
     "grpc": ("csi", ["csi", "controller"]),
     "google": ("csi", ["csi", "driver", "--node-id", "n"]),
     "obstore": ("cloud", ["ls", "s3+direct://b"]),
