@@ -206,7 +206,11 @@ def _tell_what_waits() -> None:
     if not directory.is_dir():
         return
     logs.configure("error", None, foreground=True)
-    found, _ = find_unsent(directory, ())
+    try:
+        found, _ = find_unsent(directory, ())
+    except AisfsError as error:  # it is unmounted all the same
+        click.echo(warn("warning", str(error)), err=True)
+        return
     closed = sum(one.acknowledged for one in found)
     if closed:
         text = f"{counted(closed, 'file')} closed with --write-back and not uploaded yet: "
