@@ -63,10 +63,8 @@ def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: obj
     for place in places:
         work = partial(warm_place, place, given, summary, index_only=index_only, jobs=jobs)
         run(partial(work, console=console))
-    shards = (
-        f"{counted(summary.shards, 'shard')}, " if summary.shards or not summary.objects else ""
-    )
-    click.echo(f"{shards}{counted(summary.objects, 'object')}, {summary.size} bytes read")
+    shards, objects = counted(summary.shards, "shard"), counted(summary.objects, "object")
+    click.echo(f"{shards}, {objects}, {summary.size} bytes read")
     if not summary.complete:
         click.echo(f"aisfs: {_shortfall(summary)}", err=True)
     for failure in summary.failures:
