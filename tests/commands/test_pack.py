@@ -304,7 +304,7 @@ def test_what_readers_see_otherwise_is_said(tmp_path):
     shard = tmp_path / "s.tar"
     said = run("pack", tree, shard).stderr.splitlines()
     assert said[-2:] == [
-        "aisfs: without an extension: 1 files, such as cat/LICENSE; webdataset skips them",
+        "aisfs: without an extension: 1 file, such as cat/LICENSE; webdataset skips them",
         "aisfs: several pictures in one sample: 1 times, such as cat/1.jpg and cat/1.png; --view class shows"
         " one of them",
     ]
@@ -312,8 +312,7 @@ def test_what_readers_see_otherwise_is_said(tmp_path):
     said = run("pack", tree, shard, "--key-rule", "basename", "--exclude", "LICENSE")
     assert said.stdout.startswith("1 sample: ")
     assert (
-        "aisfs: 1 samples were packed, and readers that end a key at the first dot see 2"
-        in said.stderr
+        "aisfs: 1 sample packed, and readers that end a key at the first dot see 2" in said.stderr
     )
 
 
