@@ -97,6 +97,11 @@ def _make_shards(options: argparse.Namespace, directory: Path) -> Shards:
         say(f"# {shards.pictures}{of} pictures of {options.data}{note}, written by webdataset:")
         if of:
             say(f"# (a demo looks at {MOST}; `aisfs pack` packs all)")
+        for folder in sorted({path.resolve().parent.name for path in paths} - {*classes}):
+            say(f"# folder {folder}: class {class_name(Path(folder, 'x'))}")
+        if len(classes) == 1:
+            say("# (one folder is one class: training has nothing to tell apart)")
+        say("# (trimap.png is a mask made up for the demo, a second part of each sample)")
     say(f"# {shards.pattern} with image.jpg, cls and trimap.png, train.tar with class folders")
     return shards
 

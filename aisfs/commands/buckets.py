@@ -28,6 +28,7 @@ from aisfs.commands.options import (
 from aisfs.errors import AisfsError
 from aisfs.redaction import escaped
 from aisfs.system import logs
+from aisfs.work.display import counted
 
 if TYPE_CHECKING:
     from aisfs.work.buckets import Entry
@@ -41,7 +42,11 @@ _SHORT = {"directory": "dir"}
 
 @click.command(cls=Documented)
 @click.argument("sources", metavar="[SOURCE…]", nargs=-1, shell_complete=complete_source)
-@own_option("-l, --long", "Show size in bytes, local time, and kind: bucket, dir, shard or object.")
+@own_option(
+    "-l, --long",
+    "Show size in bytes, local time, and kind: bucket, dir, shard or object.",
+    "AIStore keeps no times of change ([which are shown](SEMANTICS.md#5-attributes))",
+)
 @own_option(
     "-R, --recursive",
     "List the objects at any depth, and no directories.",
@@ -66,7 +71,8 @@ def ls(
 
     Without SOURCE, it lists all buckets. SOURCE is a bucket, a directory of one, an object or a local
     directory; braces, globs and lists of shards stand for the keys they match. ais:// stands for the
-    buckets of that provider.
+    buckets of that provider. AIStore keeps no time of change for its own buckets: -l shows when the bucket was
+    made, plus a second for each version.
     """
     logs.configure("error", None, foreground=True)
     printer: _Printer = _Json() if as_json else _Text(long=long, headings=len(sources) > 1)
@@ -114,8 +120,10 @@ def _list_all(
     if not sources and files_from is None and not count and code == Exit.OK:
         click.echo(warn("note", "no buckets: `aisfs mb ais://NAME` makes one"), err=True)
     for reason, names in sorted(refused.items()):
+        are = "is" if names == 1 else "are"
         click.echo(
-            warn("warning", f"{names} names are not listed, as in a mount: {reason}"), err=True
+            warn("warning", f"{counted(names, 'name')} {are} not listed, as in a mount: {reason}"),
+            err=True,
         )
     return code
 
@@ -259,7 +267,7 @@ def rm(
         for key in done.keys:
             click.echo(escaped(key))
     else:
-        click.echo(f"removed {len(done.keys)} objects, {done.size} bytes")
+        click.echo(f"removed {counted(len(done.keys), 'object')}, {done.size} bytes")
     for reason, count in sorted(done.refused.items()):
-        click.echo(warn("warning", f"{count} names stay: {reason}"), err=True)
+        click.echo(warn("warning", f"{counted(count, 'name')} not removed: {reason}"), err=True)
     return Exit.FAILURE if done.refused else Exit.OK

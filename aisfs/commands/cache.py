@@ -23,7 +23,7 @@ from aisfs.commands.options import (
 )
 from aisfs.redaction import escaped
 from aisfs.system import logs
-from aisfs.work.display import size_text
+from aisfs.work.display import counted, size_text
 
 if TYPE_CHECKING:
     from aisfs.work.warm import Summary
@@ -63,7 +63,8 @@ def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: obj
     for place in places:
         work = partial(warm_place, place, given, summary, index_only=index_only, jobs=jobs)
         run(partial(work, console=console))
-    click.echo(f"{summary.shards} shards, {summary.objects} objects, {summary.size} bytes read")
+    shards, objects = counted(summary.shards, "shard"), counted(summary.objects, "object")
+    click.echo(f"{shards}, {objects}, {summary.size} bytes read")
     if not summary.complete:
         click.echo(f"aisfs: {_shortfall(summary)}", err=True)
     for failure in summary.failures:

@@ -24,6 +24,7 @@ from aisfs.commands.options import (
 )
 from aisfs.redaction import escaped
 from aisfs.system import logs
+from aisfs.work.display import counted
 from aisfs.work.progress import transfer_columns
 
 if TYPE_CHECKING:
@@ -143,8 +144,9 @@ def _print_report(report: "Report", options: "IndexOptions") -> None:
     _complain(report)
     click.echo(_summary(report, check=check, dry_run=dry_run, publish=publish))
     if report.beside:
+        lie = "lies" if report.beside == 1 else "lie"
         click.echo(
-            f"aisfs: {report.beside} indexes lie beside their shards, where other programs take them for data:"
+            f"aisfs: {counted(report.beside, 'index')} {lie} beside their shards, where other programs take them for data:"
             " aisfs index --move SOURCE",
             err=True,
         )
@@ -189,7 +191,7 @@ def _index_on_server(
     for error in coverage.errors:
         click.echo(f"aisfs: {escaped(error)}", err=True)
     done = f"{coverage.current} of AIStore's indexes are current"
-    click.echo(f"{coverage.shards} shards: {done}, {len(lines)} are not")
+    click.echo(f"{counted(coverage.shards, 'shard')}: {done}, {len(lines)} are not")
     if coverage.interrupted:
         raise click.Abort
     return Exit.OK if coverage.complete else Exit.FAILURE
@@ -209,7 +211,7 @@ def _move(
         click.echo(f"aisfs: {_line(f'{name}: left there: {reason}')}", err=True)
     done = "would be moved" if dry_run else "moved"
     there = f"; it had {moved.dropped} of them" if moved.dropped else ""
-    click.echo(f"{len(moved.moved)} indexes {done} to {moved.bucket}{there}")
+    click.echo(f"{counted(len(moved.moved), 'index')} {done} to {moved.bucket}{there}")
     return Exit.FAILURE if moved.left else Exit.OK
 
 
@@ -255,17 +257,18 @@ def _complain(report: "Report") -> None:
 
 
 def _summary(report: "Report", *, check: bool, dry_run: bool, publish: bool) -> str:
-    wanting, found = len(report.wanting), f"{report.shards} shards"
+    wanting, found = len(report.wanting), counted(report.shards, "shard")
     if check:
-        return f"{found}: {report.current} indexes are current, {wanting} are not"
+        are = "is" if report.current == 1 else "are"
+        return f"{found}: {counted(report.current, 'index')} {are} current, {wanting} are not"
     if dry_run:
-        done = [f"{wanting} indexes would be published"] if publish else []
+        done = [f"{counted(wanting, 'index')} would be published"] if publish else []
     else:
-        done = [f"{report.published} indexes published"] if publish else []
+        done = [f"{counted(report.published, 'index')} published"] if publish else []
     if publish:
         done.append(f"{report.current} were current")
     if report.written and not dry_run:
-        done.append(f"{len(report.written)} files written for other programs")
+        done.append(f"{counted(len(report.written), 'file')} written for other programs")
     return f"{found}: {', '.join(done)}" if done else found
 
 

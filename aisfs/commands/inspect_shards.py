@@ -27,7 +27,7 @@ from aisfs.commands.options import (
 )
 from aisfs.redaction import escaped
 from aisfs.system import logs
-from aisfs.work.display import size_text
+from aisfs.work.display import counted, size_text
 
 if TYPE_CHECKING:
     from aisfs.work.inspection import Report
@@ -193,10 +193,10 @@ def _scans(report: "Report") -> Iterator[tuple[str, str]]:
     if report.indexes:
         yield "indexes", ", ".join(f"{n} {origin}" for origin, n in sorted(report.indexes.items()))
     if scans.streamed:
-        yield "streamed", f"{scans.streamed} shards"
+        yield "streamed", counted(scans.streamed, "shard")
     if scans.walked:
         share = f"{size_text(scans.walked_read)} of {size_text(scans.walked_size)}"
-        yield "headers read", f"{scans.walked} shards, {share}"
+        yield "headers read", f"{counted(scans.walked, 'shard')}, {share}"
     if scans.walked and scans.latency is not None and scans.rate is not None:
         link = f"{1000 * scans.latency:.1f} ms a request, {size_text(int(scans.rate))}/s"
         yield "skipped", f"data of more than {size_text(scans.even)} ({link})"

@@ -16,6 +16,8 @@ from aisfs.errors import AisfsError
 
 _HELPERS = ("mount.aisfs", "mount.fuse.aisfs")
 """What mount(8) calls the helper for the types aisfs and fuse.aisfs."""
+_EXTRAS = {"gunicorn": "serve", "re2": "serve", "grpc": "csi", "google": "csi"}
+"""Packages that a whole command needs, and the extra that has them. Stores and codecs name their own."""
 
 
 def main() -> None:
@@ -43,6 +45,12 @@ def run_command(command: click.Command, name: str) -> int:
         code = fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)
     except AisfsError as error:
         code = fail(str(error), exit_code(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        needs = f"this needs {error.name}; in a clone of aisfs: pip install '.[{_EXTRAS[package]}]'"
+        code = fail(needs, Exit.USAGE)
     except OSError as error:  # a directory that may not be entered, for example
         code = fail(f"{error.filename or 'the system'}: {error.strerror}", Exit.FAILURE)
     return int(code)
@@ -93,6 +101,10 @@ COMMANDS = {
     },
 }
 """All commands, in the groups of `--help`. A new command gets a line here."""
+_OF_AIS = {
+    "rb": "aisfs rm -r empties a bucket; ais bucket rm, of AIStore's CLI, removes it.",
+}
+"""Commands that other programs have: what to use instead."""
 _BY_NAME = {name: command for group in COMMANDS.values() for name, command in group.items()}
 
 
@@ -131,10 +143,17 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab.
 
-        A mistyped command is an error that names the one that was meant.
+        A mistyped command is an error that names the one that was meant. `aisfs help COMMAND` is `aisfs COMMAND --help`.
         """
+        if args[0] == "help":
+            if not args[1:]:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         if "/" in args[0] or args[0].startswith("@"):
             return "mount", self.get_command(ctx, "mount"), args
+        if args[0] in _OF_AIS:
+            ctx.fail(f"No such command {args[0]!r}. {_OF_AIS[args[0]]}")
         if args[0] not in _BY_NAME and (near := get_close_matches(args[0], _BY_NAME, 1)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
@@ -161,13 +180,42 @@ def umount(mountpoint: str, lazy: bool) -> None:
 
     Files that were closed with `--write-back` and wait are uploaded first. If that fails, the mount still ends,
     and the next mount of the same source uploads the rest.
+    If the daemon was killed, they cannot be uploaded first: the command says how many wait.
     """
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.commands.profiles import mountpoint_of
     from aisfs.work import mounts as umounts
 
-    umounts.umount(
+    uploaded = umounts.umount(
         mountpoint_of(mountpoint),
         lazy=lazy,
         tell=lambda text: click.echo(warn("note", text), err=True),
     )
+    if not uploaded:
+        _tell_what_waits()
+
+
+def _tell_what_waits() -> None:
+    """Print how many files daemons that were killed have left."""
+    from aisfs.mount.recovery import find_unsent
+    from aisfs.settings import WriteSettings
+    from aisfs.system import logs
+    from aisfs.work.display import counted
+
+    directory = WriteSettings.load({}).staging_dir
+    if not directory.is_dir():
+        return
+    logs.configure("error", None, foreground=True)
+    try:
+        found, _ = find_unsent(directory, ())
+    except AisfsError as error:  # it is unmounted all the same
+        click.echo(warn("warning", str(error)), err=True)
+        return
+    closed = sum(one.acknowledged for one in found)
+    if closed:
+        text = f"{counted(closed, 'file')} closed with --write-back and not uploaded yet: "
+        text += "the next writable mount of the same source, or `aisfs recover`, uploads"
+        click.echo(warn("warning", f"{text} {'it' if closed == 1 else 'them'}"), err=True)
+    if others := len(found) - closed:
+        text = f"{counted(others, 'file')} written and not uploaded: `aisfs recover` lists"
+        click.echo(warn("warning", f"{text} {'it' if others == 1 else 'them'}"), err=True)

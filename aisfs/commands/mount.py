@@ -7,8 +7,10 @@ finds the program wherever that is installed.
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
@@ -92,7 +94,9 @@ def sort_options(
         elif word == "remount":
             raise ConfigError("-o remount: unmount it, and mount it again")
         elif word and word not in _IGNORED and not word.startswith(("x-", "X-")) and not sloppy:
-            raise ConfigError(f"-o {word}: unknown mount option")
+            near = get_close_matches(name, [*settings, *flags, *_KERNEL, *_IGNORED], 1)
+            meant = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+            raise ConfigError(f"-o {word}: unknown mount option{meant}")
     return kernel, {**named, **{name: tuple(values) for name, values in listed.items()}}
 
 
@@ -190,10 +194,6 @@ def mount(
 
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
-    if len(where) == 1 and "://" in where[0]:
-        raise click.UsageError(
-            f"expected [SOURCE…] MNT: which directory is {where[0]} to be mounted on?"
-        )
     _, said = _sort(options, typed, sloppy=sloppy)
     use_file(Path(str(said.pop("config"))) if "config" in said else config)
     profile = where[0][1:] if where[0].startswith("@") else None
@@ -206,6 +206,8 @@ def mount(
     kernel |= {"allow_other"} if named.pop("allow_other", None) or allow_other else set()
     given = with_switched_off({**named, **set_here})
     *sources, mountpoint = where
+    if ("://" in mountpoint or mountpoint.startswith("@")) and not Path(mountpoint).is_dir():
+        raise click.UsageError(_without_mountpoint(sources, mountpoint))
     plan = plan_mount(sources, Path(mountpoint), kernel, given)
     mounts.check(plan)
     if fake:
@@ -217,6 +219,15 @@ def mount(
     if foreground:
         return run_in_foreground(plan, reload, warn_also=log_settings.log_file is not None)
     return run_in_background(plan, reload, own_log)
+
+
+def _without_mountpoint(words: Sequence[str], last: str) -> str:
+    """Return what is wrong with a line that ends with a source."""
+    if not words:
+        return f"expected [SOURCE…] MNT: which directory is {last} to be mounted on?"
+    if len(words) == 1 and "://" not in words[0]:
+        return f"SOURCE comes first: aisfs mount {quote(last)} {quote(words[0])}"
+    return f"the last word is the directory to mount on, and {last} is a SOURCE"
 
 
 def _sort(

@@ -24,7 +24,7 @@ from aisfs.settings import LogSettings, TreeSettings, configuration, in_environm
 from aisfs.settings.files import Configuration, FileValues
 from aisfs.system import daemon
 from aisfs.system.logs import RecentWarnings
-from aisfs.work.display import size_text
+from aisfs.work.display import counted, size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -221,7 +221,7 @@ class Opening:
 
 
 def _shards(state: Mapping[str, Any]) -> str:
-    return f"{state['shards']:,} shard{'s' * (state['shards'] != 1)}"
+    return counted(state["shards"], "shard")
 
 
 def _progress(state: Mapping[str, Any]) -> str:

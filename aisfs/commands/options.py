@@ -253,7 +253,7 @@ def jobs_option(explanation: str) -> Callable[[Command], Command]:
 def start_logging(
     settings: "LogSettings", *, foreground: bool, mountpoint: Path | None = None
 ) -> Path | None:
-    """Log as the settings say; return the file that a daemon logs to without `--log-file`.
+    """Log as the settings say; return the file that a daemon logs to without `--log-file`, if that is new.
 
     Args:
         settings: What, where, and in which form.
@@ -278,6 +278,7 @@ def start_logging(
 
     placed = settings.log_file is not None or foreground or logs.SYSLOG_SOCKET.exists()
     own = None if placed or mountpoint is None else own_log(mountpoint)
+    known = own is not None and own.exists()
     try:
         configure(own)
     except OSError as error:
@@ -289,7 +290,7 @@ def start_logging(
         click.echo(warn("warning", text), err=True)
         configure(None)
         return None
-    return own
+    return None if known else own
 
 
 _ENDLESS = 1 << 20

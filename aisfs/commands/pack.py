@@ -26,6 +26,7 @@ from aisfs.commands.options import (
 )
 from aisfs.redaction import escaped
 from aisfs.system import logs
+from aisfs.work.display import counted
 
 if TYPE_CHECKING:
     from aisfs.work.pack import Packed, PackPlan
@@ -136,15 +137,16 @@ def pack(
 def _print_layouts(plan: "PackPlan") -> None:
     for index, layout in enumerate(plan.layouts):
         name = escaped(f"{plan.place}/{plan.names.name(index)}")
-        counts = f"{layout.samples} samples, {len(layout.files)} files, {layout.size} bytes"
-        click.echo(f"{name}: {counts}")
+        counts = f"{counted(layout.samples, 'sample')}, {counted(len(layout.files), 'file')}"
+        click.echo(f"{name}: {counts}, {layout.size} bytes")
 
 
 def _print_packed(plan: "PackPlan", packed: "Packed") -> None:
     removed = f", {packed.removed} older ones removed" if packed.removed else ""
     click.echo(
-        f"{plan.samples} samples: {packed.written} shards written, "
-        f"{packed.kept} were there, {packed.size} bytes{removed}"
+        f"{counted(plan.samples, 'sample')}: {counted(packed.written, 'shard')} written, "
+        f"{packed.kept} were there, {packed.size} bytes{removed}: "
+        + escaped(f"{plan.place}/{plan.names}")
     )
     _print_all(packed.unindexed, "no index published: ")
     if packed.others:
@@ -205,7 +207,7 @@ def unpack(
         return Exit.OK
     console = Console(stderr=True)
     done = run(partial(unpacking.unpack, sources, tree, class_to, given, jobs, console))
-    click.echo(f"{done.files} files of {done.shards} shards")
+    click.echo(f"{counted(done.files, 'file')} of {counted(done.shards, 'shard')}")
     for noted, before in ((done.skipped, "left out: "), (done.damaged, "damaged: ")):
         _print_all(noted.first, before, noted.count)
     if done.damaged.count:

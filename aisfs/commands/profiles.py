@@ -1,5 +1,6 @@
 """`aisfs mount @NAME`: a mount that a profile of the configuration file describes."""
 
+import os
 from pathlib import Path
 
 from aisfs.errors import ConfigError
@@ -43,8 +44,14 @@ def mountpoint_of(word: str) -> Path:
     """Return the mountpoint that a word of the command line means: a path, or `@NAME` of a profile.
 
     Raises:
-        ConfigError: there is no such profile, or it names no mountpoint.
+        ConfigError: it is a source, or there is no such profile, or it names no mountpoint.
     """
+    if "://" in word and not os.path.lexists(word):
+        from aisfs.work.mounts import mountpoints_of
+
+        places = ", ".join(mountpoints_of(word))
+        there = f"it is mounted on {places}" if places else "`aisfs status` lists the mounts"
+        raise ConfigError(f"{word} is a SOURCE, and this takes the directory of a mount: {there}")
     if not word.startswith("@"):
         return Path(word)
     found = _texts(

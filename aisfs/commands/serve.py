@@ -26,7 +26,7 @@ from aisfs.commands.options import LOGS, own_option, settings, start_logging
 @own_option(
     "--traps",
     "Lose and hide data where a real AIStore would, to test clients against that.",
-    "imitates AIStore 5.0; never for data you want to keep",
+    "imitates AIStore 5.0 ([below](#the-traps-of-the-small-aistore)); never for data you want to keep",
 )
 @own_option(
     "--allow-host NAME",

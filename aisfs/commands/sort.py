@@ -17,6 +17,7 @@ from aisfs.commands.options import (
     without_unset,
 )
 from aisfs.system import logs
+from aisfs.work.display import counted
 
 if TYPE_CHECKING:
     from aisfs.work.jobs import Ended
@@ -131,12 +132,12 @@ def _print_end(ended: "Ended", target: str, *, detach: bool) -> int:
     if ended.stopped:
         state = "is stopped" if job.over else "may still be running"
         click.echo(
-            f"aisfs: job {job.id} {state}; {job.created} shards that it has written stay: {target}",
+            f"aisfs: job {job.id} {state}; what it has written stays ({counted(job.created, 'shard')}): {target}",
             err=True,
         )
         return INTERRUPTED
     click.echo(
-        f"{job.counts['shards']} shards with {job.counts['records']} members sorted into "
+        f"{counted(job.counts['shards'], 'shard')} with {counted(job.counts['records'], 'member')} sorted into "
         f"{job.created}: {target}"
     )
     return Exit.OK

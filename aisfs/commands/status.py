@@ -17,7 +17,7 @@ from aisfs.commands.guide import Documented
 from aisfs.commands.options import Exit, complete_directory, output, own_option, print_parts
 from aisfs.errors import MountError
 from aisfs.redaction import escaped
-from aisfs.work.display import duration_text, size_text
+from aisfs.work.display import counted, duration_text, size_text
 from aisfs.work.mounts import (
     BROKEN,
     Asker,
@@ -300,7 +300,7 @@ def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
 
     # Not click.Paths, which would stat them: the daemon may hang.
     names = refresh_mount(mountpoint_of(mountpoint), [Path(path) for path in paths])
-    click.echo(f"{names:,} names will be looked up again")
+    click.echo(f"{counted(names, 'name')} will be looked up again")
 
 
 @click.command(cls=Documented)
@@ -315,4 +315,4 @@ def flush(mountpoint: str) -> None:
 
     # Not a click.Path, which would stat it: the daemon may hang.
     files = flush_mount(mountpoint_of(mountpoint))
-    click.echo(f"{files:,} files uploaded")
+    click.echo(f"{counted(files, 'file')} uploaded")

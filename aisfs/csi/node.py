@@ -1,7 +1,5 @@
 """`aisfs csi driver`, `aisfs csi mounter` and `aisfs csi controller`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -9,19 +7,7 @@ import click
 from aisfs.commands.guide import Documented
 from aisfs.commands.options import LOGS, Exit, own_option, setting, settings, start_logging
 from aisfs.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
-from aisfs.errors import ConfigError
 from aisfs.system.daemon import loading
-
-
-@contextmanager
-def _loading_grpc() -> Iterator[None]:
-    with loading():
-        try:
-            yield
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{error.name} is missing: install aisfs with its extra csi"
-            ) from error
 
 
 @click.group()
@@ -101,7 +87,7 @@ def driver(
     start_logging(LogSettings.load(log_settings), foreground=True)
     permitted = Permitted(allow_scheme, allow_host, max_io_timeout, token_audience or "")
     monitoring = MonitoringSettings.load({"metrics_addr": metrics_addr})
-    with _loading_grpc():
+    with loading():
         from aisfs.csi.services import Options, run
     run(socket, mounter, Options(node_id, max_volumes, permitted, monitoring))
 
@@ -142,6 +128,6 @@ def controller(socket: Path, **log_settings: object) -> int:
     from aisfs.settings import LogSettings
 
     start_logging(LogSettings.load(log_settings), foreground=True)
-    with _loading_grpc():
+    with loading():
         from aisfs.csi.services import run_controller
     run_controller(socket)

@@ -28,6 +28,7 @@ from aisfs.core.names.sources import (
     absolute,
     is_pattern,
     is_shard_list,
+    missing_path,
     parse_list,
     parse_shard_list,
     parse_source,
@@ -288,7 +289,7 @@ def _split_source(source: Source) -> tuple[Source, str | None]:
             return source, None
         case DirectorySource(path):
             if not path.exists():
-                raise SourceMissing(f"{path}: no such file or directory")
+                raise SourceMissing(missing_path(path, "file or directory"))
             return DirectorySource(path.parent, path.name), path.name
         case BucketSource(bucket, prefix):
             directory, slash, name = prefix.removesuffix("/").rpartition("/")

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import trio
 
-from aisfs.core.names.sources import DatasetSource, DirectorySource
+from aisfs.core.names.sources import DatasetSource, DirectorySource, missing_path
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.shard_set import OpenProgress
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing
@@ -62,9 +62,7 @@ def check(plan: MountPlan) -> None:
     """
     if isinstance(plan.source, DirectorySource):
         if not plan.source.path.is_dir():
-            raise SourceMissing(
-                f"{plan.source.path}: no such directory; a bucket is written ais://BUCKET"
-            )
+            raise SourceMissing(missing_path(plan.source.path, "directory"))
         if not os.access(plan.source.path, os.R_OK | os.X_OK):
             raise AccessDenied(
                 f"{plan.source.path}: permission denied: you cannot read this directory"
@@ -72,7 +70,7 @@ def check(plan: MountPlan) -> None:
     if isinstance(plan.source, DatasetSource) and plan.source.local:
         root = plan.source.common_directory(os.path.realpath)
         if not os.path.isdir(root):
-            raise SourceMissing(f"{root}: no such directory")
+            raise SourceMissing(missing_path(root, "directory"))
     inherited = descriptor_of(plan.mountpoint)
     if inherited is not None:
         check_descriptor(inherited, plan.options)

@@ -18,6 +18,7 @@ from aisfs.core.names.sources import (
     DirectorySource,
     Everything,
     Source,
+    missing_path,
     parse_source,
 )
 from aisfs.engine.dataset.shard_set import what_is_there
@@ -353,10 +354,11 @@ async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bo
         return True
     except BucketNotFound as error:
         if bucket.path:
-            raise SourceMissing(f"{bucket}: no such directory") from error
+            raise SourceMissing(missing_path(bucket, "directory")) from error
         if bucket.provider is Provider.HF:  # whose message knows more
             raise
         hint = "" if bucket.store else "; `aisfs ls` shows what does"
+        hint += f", and `aisfs mb {bucket}` makes it" if bucket.is_local else ""
         raise BucketNotFound(f"bucket {bucket} does not exist{hint}") from error
 
 

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
@@ -81,6 +82,8 @@ def serve_app(
     threads: int = THREADS,
 ) -> None:
     """Do what `serve` does for an application made by `factory` in the worker process."""
+    if not root.exists():
+        raise ConfigError(f"{root}: no such directory; make it: mkdir -p {quote(str(root))}")
     if not root.is_dir():
         raise ConfigError(f"{root} is not a directory that can be served")
     listener = _listen(host, port)

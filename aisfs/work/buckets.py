@@ -13,8 +13,10 @@ from enum import StrEnum
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 
 from aisfs.core.names.listing import (
+    SHARD_DIRECTORY_SUFFIX,
     UNLISTED,
     Refusal,
     check_new_bucket,
@@ -32,6 +34,7 @@ from aisfs.core.names.sources import (
     ShardPattern,
     Source,
     SourceArg,
+    missing_path,
     parse_source,
     parse_sources,
 )
@@ -145,7 +148,7 @@ def _local(text: str, path: Path) -> Place:
     if path.is_dir():
         return Place(text, DirectorySource(path))
     if not path.exists():
-        raise SourceMissing(f"{path}: no such file or directory")
+        raise SourceMissing(missing_path(path, "file or directory"))
     return Place(text, DirectorySource(path.parent, path.name), f"{path.name}/")
 
 
@@ -222,7 +225,7 @@ def list_from(
     store: ObjectStore, bucket: Bucket, prefix: str, refused: Counter[str], *, recursive: bool
 ) -> Batches:
     """Yield what is below a prefix of a bucket of a store; see `list_place`."""
-    return _Contents(store, refused, recursive=recursive).of_prefix(bucket, prefix, prefix)
+    return _Contents(store, refused, recursive=recursive).of_prefix(bucket, prefix, "")
 
 
 def list_matching(store: ObjectStore, pattern: ShardPattern, refused: Counter[str]) -> Batches:
@@ -251,7 +254,7 @@ class _Contents:
             return
         found = await self._find(bucket, prefix.removesuffix("/"))
         if found is not None and bucket.path:  # a file is no directory as well
-            yield [_entry(bucket, found.key, found, text)]
+            yield [_named_so(bucket, found, text)]
             return
         if found is not None and bucket.is_local:
             self._beside.add(prefix)
@@ -263,8 +266,11 @@ class _Contents:
             return
         if found is None:
             there, _ = await what_is_there(bucket, prefix, self._store)
+            shard = prefix.removesuffix("/").removesuffix(os.fsdecode(SHARD_DIRECTORY_SUFFIX))
+            if is_shard(os.fsencode(shard)) and await self._find(bucket, shard):
+                there += f"; {_inspect(f'{bucket}/{shard}')}"
             raise SourceMissing(f"{bucket}/{prefix}: no such object or directory; {there}")
-        yield [_entry(bucket, found.key, found, text)]
+        yield [_named_so(bucket, found, text)]
 
     async def of_words(self, words: tuple[SourceArg, ...]) -> Batches:
         """Yield the keys that braces, globs and lists name, in the order in which they do."""
@@ -454,6 +460,21 @@ class _Contents:
             return await self._store.head(bucket, key)
         except (NotFound, IsADirectory, AccessDenied):
             return None
+
+
+def _named_so(bucket: Bucket, found: ObjectInfo, text: str) -> Entry:
+    """Return the entry of an object that a SOURCE names.
+
+    Raises:
+        SourceMissing: the SOURCE asks for what is in a shard.
+    """
+    if text.endswith("/") and is_shard(os.fsencode(found.key)):
+        raise SourceMissing(f"{text} is a shard: {_inspect(text)}")
+    return _entry(bucket, found.key, found, text)
+
+
+def _inspect(shard: str) -> str:
+    return f"`aisfs inspect {quote(shard.rstrip('/'))}` shows what it contains"
 
 
 def _place(pattern: ShardPattern) -> tuple[Bucket, str, bool]:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes in KiB, MiB and GiB, and how long something took."""
+"""Numbers as people read them: sizes in KiB, MiB and GiB, and how long something took, how many there are."""
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -23,3 +23,9 @@ def duration_text(seconds: float) -> str:
     if hours:
         return f"{hours}h {minutes}m"
     return f"{minutes}m {whole % 60}s" if minutes else f"{whole}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, which is a plural unless it is one."""
+    ending = "" if count == 1 else "es" if noun.endswith("x") else "s"
+    return f"{count:,} {noun}{ending}"

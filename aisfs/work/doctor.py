@@ -74,7 +74,7 @@ from aisfs.stores.ais.replies import HEALTH, Identity
 from aisfs.stores.registry import as_served, direct_bucket, kind_of
 from aisfs.system.logs import SYSLOG_SOCKET
 from aisfs.system.memory import MachineMemory
-from aisfs.work.display import size_text
+from aisfs.work.display import counted, size_text
 from aisfs.work.mounts import ALIVE, PATIENCE, Asker, Daemon, daemons, read_counters
 
 
@@ -445,7 +445,8 @@ def _staged(directory: Path) -> Check:
     if not files and not left:
         return ok(name, f"nothing is left to upload in {directory}")
     size = sum(file.size for file in files) + sum(path.stat().st_size for path in left)
-    found = f"{len(files) + len(left)} files ({size:,} bytes) in {directory} were never uploaded"
+    number = counted(len(files) + len(left), "file")
+    found = f"never uploaded: {number} ({size:,} bytes) in {directory}"
     return wrong(name, found, "aisfs recover lists them; --upload or --drop ends that")
 
 

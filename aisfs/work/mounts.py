@@ -326,6 +326,16 @@ def flush(mountpoint: Path) -> int:
     return int(told["files"])
 
 
+def mountpoints_of(source: str) -> list[str]:
+    """Return where a source, or something in it, is mounted."""
+    found = {m.place: m for m in mounted_sources() if m.kind == FILE_SYSTEM}
+    return [
+        str(place)
+        for place, mount in found.items()
+        if f"{mount.source.rstrip('/')}/".startswith(f"{source.rstrip('/')}/")
+    ]
+
+
 QUIET_SECONDS = 5.0
 """A daemon that takes longer to end is worth a line; most take a fraction of a second."""
 END_SECONDS = 180.0
@@ -337,8 +347,8 @@ look for such every two seconds, and some never."""
 
 def umount(
     mountpoint: Path, *, lazy: bool, tell: Callable[[str], None] = lambda text: None
-) -> None:
-    """Unmount a mount of aisfs, and wait until its daemon has ended.
+) -> bool:
+    """Unmount a mount of aisfs, and wait until its daemon has ended; return whether that was asked to upload.
 
     Args:
         mountpoint: Where it is.
@@ -353,7 +363,7 @@ def umount(
     mount = our_mount(mountpoint)
     if lazy:
         unmount(mount, lazy=True)
-        return
+        return False
     problem: AisfsError | None = None
     answers = True
     try:
@@ -368,6 +378,7 @@ def umount(
             _wait(mount, daemon, tell)
     if problem is not None:
         raise problem
+    return answers
 
 
 def _pid(mount: Path) -> int | None:

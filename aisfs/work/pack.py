@@ -35,6 +35,7 @@ from aisfs.core.names.sources import (
     is_pattern,
     literal,
     marked,
+    missing_path,
     parse_source,
 )
 from aisfs.core.names.urls import place_end
@@ -332,8 +333,10 @@ def _walk(root: Path, choice: Choice, *, follow_links: bool) -> tuple[list[File]
     """
     top, files, odd = os.fsencode(os.path.realpath(root)), list[File](), list[str]()
     links = Links(top, follow_links)
+    if os.path.isfile(top):
+        raise SourceMissing(f"{root} is a file: name a directory, and --include chooses in it")
     if not os.path.isdir(top):
-        raise SourceMissing(f"{root}: no such directory")
+        raise SourceMissing(missing_path(root, "directory"))
 
     def shown(path: bytes) -> str:
         return os.path.normpath(os.path.join(root, os.fsdecode(os.path.relpath(path, top))))

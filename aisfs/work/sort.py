@@ -23,6 +23,7 @@ from aisfs.errors import (
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.mount.plan import existing
 from aisfs.stores.ais.jobs import Job, SortRequest
+from aisfs.work.display import counted
 from aisfs.work.jobs import Cluster, Display, Ended, open_cluster, run_to_end
 from aisfs.work.pack import parse_shards, shards_there
 from aisfs.work.shards import FoundShards, find_plain_tars, read_cluster_shards
@@ -125,8 +126,8 @@ async def describe(plan: SortPlan, endpoint: str | None) -> list[str]:
         how = "shuffled" if plan.order.seed is None else f"shuffled with seed {plan.order.seed}"
     most = found.size // asked.shard_size + 1
     return [
-        f"{len(found.shards)} shards of {found.bucket}, {found.size} bytes, {how}",
-        f"to at most {most} shards of {asked.shard_size} bytes: {plan.target}/{plan.names}",
+        f"{counted(len(found.shards), 'shard')} of {found.bucket}, {found.size} bytes, {how}",
+        f"to at most {counted(most, 'shard')} of {asked.shard_size} bytes: {plan.target}/{plan.names}",
         *prepared.warnings,
     ]
 
@@ -180,7 +181,7 @@ async def _prepare(plan: SortPlan, cluster: Cluster) -> Prepared:
     warnings = []
     if most > count:
         warnings.append(
-            f"up to {most} shards of {size} bytes, but TARGET has {count} names: should they not do, "
+            f"up to {counted(most, 'shard')} of {size} bytes, but TARGET has {count} names: should they not do, "
             "nothing is written"
         )
     if found.missing:

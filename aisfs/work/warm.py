@@ -37,6 +37,7 @@ from aisfs.core.names.sources import (
     ShardPattern,
     SourceArg,
     is_pattern,
+    missing_path,
 )
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.fuse.mountpoint import FILE_SYSTEM, mounted_filesystems
@@ -118,6 +119,10 @@ def find_items(paths: Iterable[Path], *, index_only: bool) -> list[Item]:
         try:
             items |= dict.fromkeys(_items_below(path, index_only=index_only))
         except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise SourceMissing(
+                    missing_path(os.fsdecode(error.filename), "file or directory")
+                ) from error
             raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
     return list(items)
 

@@ -82,7 +82,7 @@ def test_ctrl_c_stops_the_job(server: RunningServer):
     assert process.returncode == 130
     assert b"asking the cluster to stop job" in err
     assert b"Traceback" not in err
-    assert out.splitlines()[-1].startswith(b"1 shards: 0 of AIStore's indexes")
+    assert out.splitlines()[-1].startswith(b"1 shard: 0 of AIStore's indexes")
 
 
 NONSENSE = [

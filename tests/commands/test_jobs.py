@@ -243,7 +243,7 @@ def test_ctrl_c_stops_the_job_and_keeps_what_is_written(server: RunningServer) -
         command.interrupt()
         out, err = command.end(INTERRUPTED)
     assert "asking the cluster to stop job srt-" in err
-    assert "2 shards that it has written stay" in err
+    assert "what it has written stays (2 shards)" in err
     assert not out
     uuid = ID.search(err)[0]
     (job,) = [job for job in json.loads(run(server, "jobs", "--json")[0]) if job["id"] == uuid]

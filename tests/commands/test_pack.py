@@ -168,12 +168,13 @@ def test_finished_shards_are_recognised(tree, tmp_path, server):
     place = "ais://b/again-{00..}.tar"
     first = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
     assert "5 shards written, 0 were there" in first.stdout
+    assert re.search(r"\d bytes: \S+/\S*\{\d+\.\.\}\S*\.tar$", first.stdout, re.MULTILINE)
     second = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
     assert "0 shards written, 5 were there" in second.stdout
     (tree / "eel" / "006.jpg").write_bytes(os.urandom(6000))
     before = server.requests()["put"]
     third = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
-    assert "1 shards written, 4 were there" in third.stdout
+    assert "1 shard written, 4 were there" in third.stdout
     assert server.requests()["put"] == before + 2, "the shard and its index"
 
 
@@ -304,16 +305,15 @@ def test_what_readers_see_otherwise_is_said(tmp_path):
     shard = tmp_path / "s.tar"
     said = run("pack", tree, shard).stderr.splitlines()
     assert said[-2:] == [
-        "aisfs: without an extension: 1 files, such as cat/LICENSE; webdataset skips them",
+        "aisfs: without an extension: 1 file, such as cat/LICENSE; webdataset skips them",
         "aisfs: several pictures in one sample: 1 times, such as cat/1.jpg and cat/1.png; --view class shows"
         " one of them",
     ]
     assert webdataset_keys(shard) == ["cat/1", "dog/1"]
     said = run("pack", tree, shard, "--key-rule", "basename", "--exclude", "LICENSE")
-    assert said.stdout.startswith("1 samples: ")
+    assert said.stdout.startswith("1 sample: ")
     assert (
-        "aisfs: 1 samples were packed, and readers that end a key at the first dot see 2"
-        in said.stderr
+        "aisfs: 1 sample packed, and readers that end a key at the first dot see 2" in said.stderr
     )
 
 
@@ -622,7 +622,7 @@ def test_the_last_of_two_members_counts(tmp_path):
     (tmp_path / "s.tar").write_bytes(tar_of(("a", b"long and old"), ("b", b"2"), ("./a", b"new")))
     said = run("unpack", tmp_path / "s.tar", tmp_path / "back")
     assert contents(tmp_path / "back") == {"a": b"new", "b": b"2"}
-    assert said.stdout.startswith("2 files of 1 shards")
+    assert said.stdout.startswith("2 files of 1 shard")
 
 
 @pytest.mark.parametrize("name", ["first/below", "y" * 256, ".", "d"])

@@ -117,7 +117,10 @@ def test_says_of_how_many_pictures_it_shows_only_some(tmp_path, capsys):
         made = tmp_path / "made of" / folder
         made.mkdir(parents=True)
         _make_shards(_parser().parse_args(["--data", str(tmp_path / folder)]), made)
-        assert capsys.readouterr().out.startswith(wanted)
+        said = capsys.readouterr().out
+        assert said.startswith(wanted)
+        assert "trimap.png is a mask made up for the demo" in said
+        assert ("one folder is one class" in said) == (folder == "pictures/c")
 
 
 def test_a_huge_picture_is_scaled_down(tmp_path):

@@ -70,7 +70,7 @@ def inline(markdown: str) -> str:
 def blocks(markdown: str) -> Iterator[str]:
     """Paragraphs, lists and literal blocks; tables have places of their own."""
     for block in re.split(r"\n\s*\n", markdown.strip("\n")):
-        if block.startswith("|") or not block.strip():
+        if block.startswith(("|", "<!--")) or not block.strip():
             continue
         if block.startswith("    "):
             lines = [escaped(line.removeprefix("    ")) for line in block.splitlines()]
@@ -124,7 +124,9 @@ def options(name: str, command: click.Command) -> list[str]:
         for option in members:
             key = next((opt for opt in option.opts if opt in told), option.opts[0])
             term, default, text = told[key][:3]
-            sentence = f"{text[:1].upper()}{text[1:]}. Default: {default}."
+            sentence = f"{text[:1].upper()}{text[1:]}."
+            if default != "none":  # else the text says what is done without it
+                sentence += f" Default: {default}."
             found += entries([(inline(term), inline(sentence))])
     return found
 

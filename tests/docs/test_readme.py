@@ -3,6 +3,7 @@
 import io
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 
 from tests.docs.documents import README
 from tests.support.archives import make_tar
-from tests.support.mounts import COMMAND, aisfs, environment, run
+from tests.support.mounts import COMMAND, aisfs, environment, is_mountpoint, run
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
@@ -83,3 +84,22 @@ def test_the_listing_is_that_of_a_bucket(shell):
     for step in steps:
         command, _, output = step.partition("\n")
         assert shell(command) == output
+
+
+def test_the_way_on_a_laptop_connects(shell, tmp_path: Path):
+    """All lines of the section as one script, which waits for the server as its comment says."""
+    (section,) = re.findall(r"^## Try it on a laptop\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    (.+)$", section, re.MULTILINE)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (serve,) = [line for line in lines if line.startswith("aisfs serve")]
+    command = serve.partition("&")[0].replace("serve", f"serve --port {port}")
+    waits = f"{command} > ~/said & until grep -q http ~/said; do sleep 0.1; done"
+    script = "\n".join(lines).replace(serve, waits).replace(":8080", f":{port}")
+    for name in re.findall(r"`~/(pics/\S+\.jpg)`", section):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    said = shell(f"set -em; export HOME={tmp_path}\n{script}")
+    assert said.endswith("\ncat\ndog\n")
+    assert not is_mountpoint(tmp_path / "pets")

@@ -212,7 +212,7 @@ def test_rm(without_buckets: RunningServer, doomed: tuple[str, Path]):
     assert left(root) == ["a/deep/z", "list"]
     lines(run("rm", "-r", f"{place}/a/"))
     assert left(root) == ["list"]
-    assert lines(run("rm", "--recursive", place)) == ["removed 1 objects, 2 bytes"]
+    assert lines(run("rm", "--recursive", place)) == ["removed 1 object, 2 bytes"]
     assert left(root) == []
     assert root.is_dir()
 

@@ -158,7 +158,7 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "1.txt").write_text("one")
     packed = run(cloud, "pack", tmp_path / "files", cloud.source(bucket, "/new/p-{00..}.tar"))
-    assert b"1 shards written" in packed.stdout, packed.stderr
+    assert b"1 shard written" in packed.stdout, packed.stderr
     assert (
         f"{cloud.source(bucket)}/new/p-00.tar"
         in run(cloud, "ls", cloud.source(bucket, "/new/*.tar")).stdout.decode()
@@ -544,12 +544,12 @@ def test_commands(s3: Cloud, tmp_path: Path):
         (folder / f"{number}.jpg").write_bytes(jpeg(number))
     packed = run(s3, "pack", pictures, f"{place}/packed/p-{{00..}}.tar", "--class-to", "cls")
     assert packed.returncode == Exit.OK, packed.stderr
-    assert b"1 shards written" in packed.stdout
+    assert b"1 shard written" in packed.stdout
     unpacked = run(s3, "unpack", f"{place}/packed/*.tar", tmp_path / "unpacked")
     assert unpacked.returncode == Exit.OK, unpacked.stderr
     assert [name for name in tree(tmp_path / "unpacked") if name.endswith("jpg")] == tree(pictures)
     again = run(s3, "pack", f"{place}/train/", f"{place}/again-{{00..}}.tar")
-    assert b"1 shards written" in again.stdout, again.stderr
+    assert b"1 shard written" in again.stdout, again.stderr
     indexed = run(s3, "index", "--publish", place + PATTERN)
     assert b"3 indexes published" in indexed.stdout, indexed.stderr
     warmed = run(s3, "warm", place + PATTERN, "--cache-dir", tmp_path / "cache")

@@ -266,7 +266,7 @@ def test_files_that_were_never_uploaded(home: Path, tmp_path: Path):
     (session / "1.json").write_bytes(StagedRecord("http://x", Bucket("b"), "key").encode())
     before = sorted(tmp_path.rglob("*"))
     found = examine("--staging-dir", tmp_path / "staging", env={"HOME": str(home)})
-    check_wrong(found, "staged files", "1 files (8 bytes)", "aisfs recover")
+    check_wrong(found, "staged files", "1 file (8 bytes)", "aisfs recover")
     assert sorted(tmp_path.rglob("*")) == before
 
 

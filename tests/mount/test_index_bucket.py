@@ -208,7 +208,7 @@ def test_what_has_no_checksum(server: RunningServer, run: Run, mountpoint: Path)
     """Such shards are known by number and time of their version; see tests/core for buckets made again."""
     fill(server.root / "b", {"bare/x.tar": shard("x")})
     beside(run, "ais://b/bare")
-    assert "1 indexes moved" in run("index", "--move", "ais://b/bare")
+    assert "1 index moved" in run("index", "--move", "ais://b/bare")
     assert "0 are not" in run("index", "--check", "ais://b/bare")
     run("index", "--publish", "ais://b", "--force")
     assert fetched(server, mountpoint) < SCANNED
@@ -306,7 +306,7 @@ def test_another_cluster_is_known_by_its_uuid(server: RunningServer, run: Run, t
         server.attach("far", far)
         found = requests.get(f"{server.endpoint}/v1/cluster?what=remote", timeout=30).json()["a"]
         uuid = found[0]["uuid"]
-        assert "1 indexes published" in run("index", "--publish", "ais://@far#/b")
+        assert "1 index published" in run("index", "--publish", "ais://@far#/b")
         run("index", "--publish", "ais://b")
         own = indexes("top.tar", bucket=f"ais/b@{uuid}#")
         assert stored(server, "aisfs-index") == sorted([*indexes(*KEYS), *own])

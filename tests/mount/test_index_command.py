@@ -224,7 +224,7 @@ def test_it_goes_on_where_it_was_ended(
         assert (b"Traceback" in err, out) == (False, b"")
     server.faults([])
     assert set(published(server)) == set(KEYS[:2])
-    assert summary(index("ais://b", "--publish")) == "3 shards: 1 indexes published, 2 were current"
+    assert summary(index("ais://b", "--publish")) == "3 shards: 1 index published, 2 were current"
     index("ais://b", "--check")
 
 
@@ -241,7 +241,7 @@ def test_a_shard_that_changes_meanwhile_is_told(index: Run, server: RunningServe
     assert KEYS[1] in err.decode()
     assert b"3 shards: 2 indexes published" in out
     assert set(published(server)) == {KEYS[0], KEYS[2]}
-    assert summary(index("ais://b", "--publish")) == "3 shards: 1 indexes published, 2 were current"
+    assert summary(index("ais://b", "--publish")) == "3 shards: 1 index published, 2 were current"
     index("ais://b", "--check")
 
 

@@ -85,7 +85,7 @@ def test_other_commands(place: str, server: RunningServer, lines: Run, tmp_path:
     assert lines("ls", f"{place}/lr{{3,4}}/a*b.tar") == [f"{place}/lr{{3,4}}/a*b.tar"]
     assert '  "shards": 2,' in lines("inspect", "--json", directory)
     assert '  "shards": 1,' in lines("inspect", "--json", shard)
-    assert lines("unpack", shard, tmp_path / "out")[-1] == "2 files of 1 shards"
+    assert lines("unpack", shard, tmp_path / "out")[-1] == "2 files of 1 shard"
     assert lines("unpack", directory, tmp_path / "all")[-1] == "4 files of 2 shards"
     lines("index", "--publish", directory)
     lines("index", "--check", shard)
@@ -101,7 +101,7 @@ def test_packing_and_removing(place: str, lines: Run, tmp_path: Path):
     files = tmp_path / "pics[1]"
     fill(files, {"1.jpg": b"1"})
     target = f"{place}/run[1]/new-{{0..}}.tar"
-    assert lines("pack", files, target)[0].startswith("1 samples: 1 shards written")
+    assert lines("pack", files, target)[0].startswith("1 sample: 1 shard written")
     assert f"{place}/run[1]/new-0.tar" in lines("rm", "-n", f"{place}/run[1]/new-*.tar")
     lines("pack", f"{place}/run[1]/", tmp_path / "s.tar", "--include", "notes.txt")
     assert run("tar", "-tf", tmp_path / "s.tar").stdout == b"notes.txt\n"

@@ -92,6 +92,10 @@ def test_a_daemon_that_nobody_gave_a_log_has_one_and_says_where(
     finally:
         aisfs("umount", mountpoint)
     assert eventually(lambda: f"unmounted {mountpoint}" in log.read_text())
+    try:
+        assert aisfs(*words, env=env).stderr == b"", "it was said before"
+    finally:
+        aisfs("umount", mountpoint)
     state.rename(tmp_path / "before")
     state.write_text("no directory")
     try:

@@ -187,6 +187,65 @@ def test_a_view_of_loose_pictures(
         assert "make shards of its files (aisfs pack), or mount it without --view" in said
 
 
+def test_a_mountpoint_in_place_of_a_source(cluster: RunningServer, mountpoint: Path):
+    endpoint = {"AIS_ENDPOINT": cluster.endpoint}
+    said = refused(Exit.USAGE, "mount", mountpoint, "ais://pets", env=endpoint)
+    assert f"SOURCE comes first: aisfs mount ais://pets {mountpoint}" in said
+    words = ["mount", "ais://pets", mountpoint, "ais://fresh"]
+    assert "and ais://fresh is a SOURCE" in refused(Exit.USAGE, *words, env=endpoint)
+    for command in ("umount", "status", "flush", "refresh"):
+        said = refused(Exit.USAGE, command, "ais://pets", env=endpoint)
+        assert "ais://pets is a SOURCE, and this takes the directory of a mount" in said
+    with mounted("ais://pets/train/", mountpoint, endpoint=cluster.endpoint):
+        said = refused(Exit.USAGE, "umount", "ais://pets", env=endpoint)
+        assert "it is mounted on " in said
+        assert str(mountpoint) in said
+
+
+def test_a_bucket_that_is_missing(pictures: Path, cluster: RunningServer, mountpoint: Path):
+    endpoint = ["--endpoint", cluster.endpoint]
+    for words in (["pack", pictures, "ais://no/{0..}.tar"], ["mount", "ais://no", mountpoint]):
+        said = refused(Exit.NO_SOURCE, *words, *endpoint)
+        assert "`aisfs ls` shows what does, and `aisfs mb ais://no` makes it" in said
+
+
+def test_a_bucket_without_its_scheme(cluster: RunningServer, mountpoint: Path, tmp_path: Path):
+    hint = "; a bucket is written ais://BUCKET"
+    for words in (
+        ["ls", "pets"],
+        ["rm", "pets"],
+        ["inspect", "pets/*.tar"],
+        ["index", "--check", "pets"],
+        ["warm", "pets"],
+        ["unpack", "pets", tmp_path / "out"],
+        ["pack", "pets", tmp_path / "a.tar"],
+        ["mount", "pets", mountpoint],
+        ["mount", "pets/{0..1}.tar", mountpoint],
+    ):
+        assert hint in refused(Exit.NO_SOURCE, *words, env={"AIS_ENDPOINT": cluster.endpoint})
+
+
+def test_a_file_in_place_of_a_directory(pictures: Path, tmp_path: Path):
+    words = ["pack", pictures / "cat" / "1.jpg", tmp_path / "a.tar"]
+    assert "cat/1.jpg is a file: name a directory" in refused(Exit.NO_SOURCE, *words)
+
+
+@pytest.mark.parametrize("end", ["/", ".d", ".d/"])
+def test_what_is_in_a_shard(end: str, cluster: RunningServer):
+    shard = "ais://pets/train/a.tar"
+    said = refused(Exit.NO_SOURCE, "ls", shard + end, "--endpoint", cluster.endpoint)
+    assert f"`aisfs inspect {shard}` shows what it contains" in said
+    said = refused(Exit.NO_SOURCE, "ls", "ais://pets/no.tar" + end, "--endpoint", cluster.endpoint)
+    assert "inspect" not in said
+
+
+def test_a_cloud_that_the_cluster_does_not_reach(cluster: RunningServer, mountpoint: Path):
+    endpoint = ["--endpoint", cluster.endpoint]
+    for words in (["ls", "s3://pets"], ["mount", "s3://pets", mountpoint]):
+        said = refused(Exit.FAILURE, *words, *endpoint)
+        assert "--direct, or a source such as s3+direct://BUCKET, reads the cloud itself" in said
+
+
 # The machine --------------------------------------------------------------------------------------
 
 
@@ -196,11 +255,20 @@ def test_a_view_of_loose_pictures(
         (["mont", "ais://b", "/mnt"], "No such command 'mont'. Did you mean 'mount'?"),
         (["unmount", "/mnt"], "No such command 'unmount'. Did you mean 'umount'?"),
         (["xyzzy"], "No such command 'xyzzy'."),
+        (["rb", "ais://b"], "ais bucket rm, of AIStore's CLI, removes it"),
+        (["mount", "-o", "writeable", "ais://b", "/mnt"], "did you mean writable?"),
         (["pack", ".", "ais://b/pics/"], "write one, or a range as in train-{000000..}.tar"),
     ],
 )
 def test_what_was_meant(words: list[str], said: str):
     assert said in refused(Exit.USAGE, *words)
+
+
+def test_help_is_a_command():
+    for words in ([], ["mount"], ["cache", "status"]):
+        asked, option = aisfs("help", *words), aisfs(*words, "--help")
+        assert (asked.returncode, asked.stdout) == (0, option.stdout)
+        assert asked.stdout.startswith(b"Usage: ")
 
 
 def test_a_cluster_without_buckets(tmp_path: Path):

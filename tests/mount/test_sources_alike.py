@@ -59,8 +59,9 @@ def test_all_commands_agree(run, tmp_path: Path, words: list[str], meant: list[s
     assert json.loads(run("inspect", "--json", *words))["shards"] == count
     assert [line.partition(": ")[0] for line in run("unpack", "--dry-run", *words, ".").splitlines()] == meant  # fmt: skip
     said = run("index", "--check", *words, code=1)
-    assert f"{count} shards: 0 indexes are current" in said
-    assert run("warm", *words).startswith(f"{count} shards, 0 objects, ")
+    shards = "1 shard" if count == 1 else f"{count} shards"
+    assert f"{shards}: 0 indexes are current" in said
+    assert run("warm", *words).startswith(f"{shards}, 0 objects, ")
 
 
 def test_a_job_reads_the_same_shards(run, tmp_path: Path):
@@ -81,7 +82,7 @@ def test_a_mount_finds_what_was_warmed_without_it(
     run, server: RunningServer, tmp_path: Path, mountpoint: Path
 ):
     size = sum((server.root / url.removeprefix("ais://")).stat().st_size for url in TRAIN)
-    assert run("warm", "ais://pets") == f"4 shards, 1 objects, {size + 2} bytes read\n"
+    assert run("warm", "ais://pets") == f"4 shards, 1 object, {size + 2} bytes read\n"
     meter = Meter(server)
     options = ("--cache-dir", str(tmp_path / "cache"))
     with mounted("ais://pets", mountpoint, endpoint=server.endpoint, options=options) as mount:

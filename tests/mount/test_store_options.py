@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     ),
     "warm": (["warm", "{source}", "--cache-dir", "{new}"], r"2 shards, 0 objects"),
     "doctor": (["doctor", "{source}", "--cache-dir", "{new}"], r"ok +source "),
-    "pack": (["pack", "{source}", "{new}/p-{{00..}}.tar"], r"2 samples: 1 shards written"),
+    "pack": (["pack", "{source}", "{new}/p-{{00..}}.tar"], r"2 samples: 1 shard written"),
     "unpack": (["unpack", "{source}", "{new}"], r"16 files of 2 shards"),
 }
 """What is typed for a source, and what is printed then."""

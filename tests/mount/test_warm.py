@@ -64,7 +64,7 @@ def faults(server: RunningServer) -> list[dict[str, int]]:
 
 
 def summary(output: bytes) -> tuple[int, int, int]:
-    found = re.fullmatch(r"(\d+) shards, (\d+) objects, (\d+) bytes read\n", output.decode())
+    found = re.fullmatch(r"(\d+) shards?, (\d+) objects?, (\d+) bytes read\n", output.decode())
     assert found, output
     return int(found[1]), int(found[2]), int(found[3])
 

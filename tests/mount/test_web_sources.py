@@ -241,13 +241,13 @@ def test_commands_of_a_server_with_few_indexes(site: Path, mountpoint: Path, tmp
             (["ls", f"{root_only.url}/plain/"], b"big.bin\nsmall.txt"),
             (["ls", f"{root_only.url}/data/*3.tar"], b"x-003.tar"),
             (["warm", f"{root_only.url}/plain/", *cache], b"2 objects"),
-            (["pack", f"{root_only.url}/plain/", tmp_path / "a-{0..}.tar"], b"1 shards written"),
+            (["pack", f"{root_only.url}/plain/", tmp_path / "a-{0..}.tar"], b"1 shard written"),
             (["ls", shard], shard.encode()),
             (["ls", file], file.encode()),
             (["inspect", shard, *cache], b"shards"),
             (["inspect", f"{none.url}/data/x-{{000..000}}.tar", *cache], b"shards"),
-            (["warm", shard, *cache], b"1 shards, 0 objects"),
-            (["pack", shard, file, tmp_path / "b-{0..}.tar"], b"1 shards written"),
+            (["warm", shard, *cache], b"1 shard, 0 objects"),
+            (["pack", shard, file, tmp_path / "b-{0..}.tar"], b"1 shard written"),
         ):
             done = aisfs(*words)
             assert said in done.stdout, (words, done.stderr)

@@ -349,6 +349,25 @@ def test_recover_uploads_what_was_closed(killed: Writable):
     assert [path.suffix for path in (killed.staging / "parked").glob("*.journal")] == []
 
 
+@pytest.mark.parametrize("words", [["umount"], ["umount", "--lazy"]])
+def test_umount_of_a_killed_mount_says_what_waits(words: list[str], tmp_path: Path):
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    with writable(tmp_path, options=WAITING) as place:
+        for name in ("a", "b", "c"):
+            (place.path / name).write_bytes(name.encode())
+        for pid in place.mount.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: not place.mount.living())
+        done = aisfs(*words, place.path, env={"AISFS_STAGING_DIR": str(place.staging)})
+        assert done.returncode == 0
+        said = "aisfs: warning: 3 files closed with --write-back and not uploaded yet: the next writable mount"
+        assert done.stderr.decode().startswith(said)
+        assert done.stderr.count(b"\n") == 1
+        assert recover(place)[1].count(": uploaded\n") == 3
+        done = aisfs("recover", "--staging-dir", place.staging)
+        assert (done.returncode, done.stdout) == (0, b""), "nothing waits any more"
+
+
 def test_one_process_at_a_time_uploads_it(killed: Writable):
     with sole_uploader(killed.staging):
         code, said, complaint = recover(killed)

@@ -497,8 +497,11 @@ def test_no_worker_survives_its_parent(root: Path) -> None:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a directory"):
+    with pytest.raises(ConfigError, match=r"no such directory; make it: mkdir -p \S+/nowhere"):
         serve(tmp_path / "nowhere", port=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not a directory"):
+        serve(tmp_path / "file", port=0)
 
 
 def test_a_port_that_is_taken(root: Path) -> None:

@@ -254,6 +254,11 @@ class DirectorySource:
         return str(self.path)
 
 
+def missing_path(path: object, what: str) -> str:
+    """Return what is wrong with a local path where nothing is; it may be a bucket without its scheme."""
+    return f"{path}: no such {what}; a bucket is written ais://BUCKET"
+
+
 @dataclass(frozen=True, slots=True)
 class ShardPattern:
     """One place to look for shards: an argument after its braces were expanded."""

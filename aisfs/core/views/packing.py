@@ -197,12 +197,12 @@ def reading_notes(samples: Sequence[Sample]) -> list[str]:
     notes = []
     if len(keys) != len(samples) - skipped:
         notes.append(
-            f"{len(samples)} samples were packed, and readers that end a key at the first dot see {len(keys)}"
+            f"{len(samples)} sample{'s' * (len(samples) != 1)} packed, and readers that end a key at the first dot see {len(keys)}"
         )
     if bare:
         named = os.fsdecode(bare[0])
         notes.append(
-            f"without an extension: {len(bare)} files, such as {named}; webdataset skips them"
+            f"without an extension: {len(bare)} file{'s' * (len(bare) != 1)}, such as {named}; webdataset skips them"
         )
     if crowded:
         first, second = (os.fsdecode(file.name) for file in crowded[0])

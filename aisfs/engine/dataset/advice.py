@@ -36,12 +36,13 @@ class Found:
     parts: Counter[bytes] = field(default_factory=Counter)
     """In how many places each extension occurs, in lower case."""
     key: bytes = b""
-    """Of one sample."""
+    """Of one sample, in a directory if any is."""
 
     def add(self, index: MemberIndex, spec: ViewSpec) -> None:
         """Count the parts of a shard."""
         for _, key, extension in samples_of.Samples(index, spec.rule, (), spec.wanted):
-            self.key = self.key or key
+            if not self.key or (b"/" in key and b"/" not in self.key):
+                self.key = key
             self.parts[extension.lower()] += 1
 
     def named(self) -> str:

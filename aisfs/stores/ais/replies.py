@@ -481,6 +481,11 @@ _BY_NAME: dict[str, tuple[type[AisfsError], str]] = {
 _NO_BATCHES: tuple[type[AisfsError], str] = Unsupported, "the cluster has no GetBatch"
 
 
+_NO_BACKEND: tuple[type[AisfsError], str] = (
+    Unsupported,
+    "the cluster has no access to this cloud; --direct, or a source such as s3+direct://BUCKET, reads the cloud itself",
+)
+_BACKEND = re.compile(r"backend provider (?:aws|gcp|azure)\b")
 _ARCHIVED = ("InvalidObjectState", "BlobArchived")
 """Codes of S3 and Azure, whose errors AIStore passes on."""
 _GATEWAY = frozenset({502, 503, 504})
@@ -511,6 +516,8 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         kind, text = _NO_BATCHES
     elif any(code in details.message for code in _ARCHIVED):
         kind, text = Archived, "archived in the cloud behind the cluster: restore it first"
+    elif reply.status == 501 and _BACKEND.search(details.message):
+        kind, text = _NO_BACKEND
     elif verdict := _about_job(request, reply, details):
         kind, text = verdict
     elif reply.status in _PLAIN:

@@ -38,6 +38,8 @@ NOTHING = "--view class shows nothing: "
          "json; try --label json:PATH"),
         ({"label": "dir"}, 0, {"no label": 2}, ("a.jpg",), NOTHING + "2 samples have no directory; a "
          "key is a; try --label csv:FILE"),
+        ({}, 0, {"no label": 2}, ("a.jpg", "cat/b.jpg"), NOTHING + "2 samples have no cls; parts are jpg; "
+         "try --label dir"),
         ({"label": "re:x"}, 0, {"no label": 2}, ("a.jpg",), NOTHING + "2 samples have no match of "
          "re:x in the key; a key is a"),
         ({"label": "csv:t"}, 0, {"no label": 2}, ("a.jpg",), NOTHING + "2 samples have no row in "

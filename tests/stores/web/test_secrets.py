@@ -1,8 +1,6 @@
 """Tokens and cookies go to the host that they were given for, and are shown nowhere."""
 
 import socket
-import subprocess
-import sys
 from urllib.parse import urlsplit
 
 import pytest
@@ -168,24 +166,3 @@ def test_secrets_are_struck_out(tmp_path):
     assert TOKEN not in shown(f"the server says {TOKEN} is wrong")
     assert "0123456789abc" not in shown("no such key 0123456789abc")
     assert TOKEN not in repr(HostHeaders.load(headers_file(tmp_path, f"h A: {TOKEN}")))
-
-
-EXTRAS = {
-    "cloud": ("obstore", "s3+direct://b"),
-    "hf": ("huggingface_hub", "hf://datasets/o/n"),
-    "fsspec": ("fsspec", "memory://x/y"),
-}
-
-
-@for_each("extra", EXTRAS)
-def test_a_missing_extra_is_named(extra):
-    module, source = EXTRAS[extra]
-    code = (
-        f"import sys; sys.modules[{module!r}] = None\n"
-        "from aisfs.commands.main import main\n"
-        f"sys.argv = ['aisfs', 'ls', {source!r}]; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode
-    assert f"pip install '.[{extra}]'" in done.stderr
-    assert "Traceback" not in done.stderr
