@@ -189,14 +189,14 @@ def test_a_list_as_wids_writes_it(
     ("text", "reason"),
     [
         ("{}", "names no shard"),
-        ('{"shardlist": [{"url": 7}]}', "is no list of shards"),
+        ('{"shardlist": [{"url": 7}]}', "is not a wids shard list"),
         (
             '{"shardlist": [{"url": "f_p://x/y.tar"}]}',
             "shard 1: f_p://: unknown provider",
         ),
         ('{"shardlist": [{"url": "readme.txt"}]}', "no shard (X.tar) there: 1 missing shard"),
         ('{"wids_version": 2}', "only version 1"),
-        ("not JSON", "is no list of shards"),
+        ("not JSON", "is not a wids shard list"),
     ],
 )
 def test_a_list_that_is_none_is_one_clear_line(

@@ -11,7 +11,7 @@ from tests.support.mounts import eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
-FILES = 1100
+FILES = 1500
 
 
 def inodes(path: Path) -> int:

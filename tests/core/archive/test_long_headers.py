@@ -12,15 +12,14 @@ from aisfs.core.archive import tar_scanner as scanners
 from aisfs.core.archive.tar import sparse_segments
 from aisfs.core.archive.tar_scanner import MAX_META, TarScanner
 from tests.core.archive.test_scanner import MIXED, everything, names, scan
-from tests.support.for_each import for_each
 from tests.support.tars import BLOCK, END, entry, header, long_name, pad, pax, records
 
 LONG = MAX_META + 1
 FILLER = (b"comment", b"x" * LONG)
 
 
-@for_each("kind", [b"x", b"X", b"g"])
-@for_each("piece", [0, 700, 1 << 16])
+@pytest.mark.parametrize("kind", [b"x", b"X", b"g"])
+@pytest.mark.parametrize("piece", [0, 700, 1 << 16])
 def test_records_before_and_behind_a_long_one_count(kind: bytes, piece: int):
     said = [
         (b"mtime", b"1.5"),
@@ -41,7 +40,7 @@ def test_records_before_and_behind_a_long_one_count(kind: bytes, piece: int):
     assert not index.warnings
 
 
-@for_each("make", [
+@pytest.mark.parametrize("make", [
     lambda: long_name(b"n" * LONG),
     lambda: pax({b"path": b"n" * LONG}),
     lambda: pax({b"path": b"d/" * LONG}),
@@ -53,7 +52,7 @@ def test_names_that_are_too_long_are_counted(make):
     assert not index.warnings
 
 
-@for_each("bad", [b"99999999 nonsense", b"12 no-equals\n", b"xx y=z\n", b"0 a=b\n"])
+@pytest.mark.parametrize("bad", [b"99999999 nonsense", b"12 no-equals\n", b"xx y=z\n", b"0 a=b\n"])
 def test_malformed_records_are_told_and_cost_no_member(bad: bytes):
     payload = records([(b"path", b"good"), FILLER]) + bad
     index = scan(entry(b"p", payload, kind=b"x") + entry(b"a", b"") + entry(b"b", b"") + END)
@@ -76,10 +75,8 @@ def test_any_header_gives_the_same_when_it_is_read_so(parts, cuts, ignore_zeros)
 
 
 @pytest.mark.parametrize("record", [b"7 a=bc\n", b"12 path=abc\n", b"14 mtime=12.5\n"])
-def test_memory_is_bounded(record: bytes, monkeypatch: pytest.MonkeyPatch):
-    most = MAX_META // 8
-    monkeypatch.setattr(scanners, "MAX_META", most)
-    count = 5 * most // 4 // len(record) // 4096
+def test_memory_is_bounded(record: bytes):
+    count = 5 * MAX_META // 4 // len(record) // 4096
     scanner = TarScanner(1 << 40)
     size = count * 4096 * len(record)
     tracemalloc.start()
@@ -90,7 +87,7 @@ def test_memory_is_bounded(record: bytes, monkeypatch: pytest.MonkeyPatch):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < most // 2
+    assert peak < MAX_META // 2
     scanner.feed(bytes(-size % BLOCK) + entry(b"a", b"") + entry(b"b", b""))
     assert names(scanner.rows.build())[-1] == b"b"
 
