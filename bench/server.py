@@ -95,8 +95,8 @@ def main() -> int:
     from aisfs.errors import AisfsError
     from aisfs.server.app import make_app
     from aisfs.server.messages import WsgiApp
-    from aisfs.server.pace import paced
     from aisfs.server.run import serve_app
+    from bench.pace import paced
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)

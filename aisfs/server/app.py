@@ -77,7 +77,7 @@ _ONLY_HERE = frozenset({"uploadId", "append_type", "archpath", "etl_name"})
 
 
 class Tokens(Protocol):
-    """Decides about tokens; see `aisfs.server.tokens`."""
+    """Decides about tokens of other issuers."""
 
     def check(self, token: str, cluster: str, bucket: str, root: str, method: str) -> None:
         """Refuse a request whose token is not valid, or does not permit it."""

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from aisfs.server.pace import Link, paced
 from bench.interruptions import Interrupts
+from bench.pace import Link, paced
 from bench.server import running_server
 
 

@@ -139,7 +139,7 @@ def test_the_embedded_server_takes_no_other_token(
     tmp_path: Path, head: dict[str, object], claims: dict[str, object]
 ):
     from aisfs.server.failures import Failure
-    from aisfs.server.tokens import Issuer as Checks
+    from tests.support.token_checks import Issuer as Checks
 
     issuer = Issuer(tmp_path / "jwks.json")
     checks = Checks(issuer.jwks, audience="aistore")

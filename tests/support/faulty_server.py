@@ -312,7 +312,7 @@ def _follow_stdin() -> None:
 def _issuer(keys: Path | None, audience: str) -> Tokens | None:
     if keys is None:
         return None
-    from aisfs.server.tokens import Issuer
+    from tests.support.token_checks import Issuer
 
     return Issuer(keys, audience=audience)
 

@@ -31,7 +31,7 @@ class Link:
             self._free = start + size / self._bandwidth
             wait = self._free - time.monotonic()
         if wait > 0:
-            time.sleep(wait)  # noqa: TID251 (a thread of the server; there is no event loop)
+            time.sleep(wait)
 
 
 class Pace:
@@ -47,7 +47,7 @@ class Pace:
         if environ["PATH_INFO"].startswith("/-/"):
             return self._app(environ, start_response)
         if self._delay:
-            time.sleep(self._delay)  # noqa: TID251 (as above)
+            time.sleep(self._delay)
         reply = self._app(environ, start_response)
         # Without a limit the reply is unchanged, so that files are still sent by sendfile.
         return reply if self._link is None else _Slowed(reply, self._link)

@@ -1,7 +1,6 @@
 """Tokens of other issuers (JWT), checked as AIStore does with `auth.oidc`: by the keys that the issuer publishes.
 
-What a token permits is in the token: `admin`, or bits for clusters and buckets. Only tests use it, and have the
-library that it needs.
+What a token permits is in the token: `admin`, or bits for clusters and buckets.
 """
 
 import base64
