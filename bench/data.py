@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aisfs.server.storage.checksums import hash_file
 from aisfs.server.storage.objects import STATE_DIRECTORY
-from aisfs.server.storage.records import Record, Records
+from aisfs.server.storage.records import Record, Records, hash_file
 
 KILOBYTE = 1000
 IMAGE = 110_000

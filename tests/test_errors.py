@@ -15,7 +15,7 @@ import aisfs
 from aisfs.csi.volumes import Code, VolumeError
 from aisfs.errors import AisfsError, Stale, Unavailable, untraced
 from aisfs.http.exchange import SpeaksTls
-from aisfs.server.api.s3.documents import S3Error
+from aisfs.server.api.s3 import S3Error
 from aisfs.server.failures import Failure
 from tests.support.for_each import for_each
 

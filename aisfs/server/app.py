@@ -11,7 +11,7 @@ Two paths are ours and not AIStore's, the second only with traps:
                        (error replies). Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
 
-    POST /-/move       data begins to move between targets, by the `aisfs.server.storage.moving.Plan`
+    POST /-/move       data begins to move between targets, by the `aisfs.server.storage.traps.Plan`
                        in the body; while it moves, it goes on by the new plan from its beginning
     DELETE /-/move     all data has moved
     GET /-/move        as the others: {"moving": bool, "incomplete": bool, "version": of the map}
@@ -25,22 +25,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from aisfs.server.api.appends import Appends
 from aisfs.server.api.attached import Attached
 from aisfs.server.api.buckets import Buckets, check_provider
-from aisfs.server.api.cluster import Cluster
+from aisfs.server.api.cluster import Cluster, Redirects
 from aisfs.server.api.get_batch import Batches
-from aisfs.server.api.jobs.listrange import ListJobs
+from aisfs.server.api.jobs.buckets import ListJobs
 from aisfs.server.api.jobs.registry import JobRules
 from aisfs.server.api.jobs.shard_index import ShardIndexes
 from aisfs.server.api.jobs.sorts import Sorts
-from aisfs.server.api.multipart import Parts
 from aisfs.server.api.objects import Objects
-from aisfs.server.api.s3.api import S3, is_s3
-from aisfs.server.api.s3.documents import error_document
-from aisfs.server.counters import Counters
+from aisfs.server.api.s3 import S3, error_document, is_s3
+from aisfs.server.api.uploads import Appends, Parts
 from aisfs.server.failures import Failure, NotAllowed, no_object, not_remote, text_of, unsupported
 from aisfs.server.messages import (
+    Counters,
     Environ,
     Reply,
     Request,
@@ -52,9 +50,7 @@ from aisfs.server.messages import (
     send,
     text_reply,
 )
-from aisfs.server.names import check_key
-from aisfs.server.redirects import Redirects
-from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.bucket import Bucket, check_key
 from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
 from aisfs.server.storage.traps import Kindness, Traps
 

@@ -1,9 +1,11 @@
-"""One request and one reply as values, between WSGI and the handlers."""
+"""One request and one reply as values, between WSGI and the handlers, and counts of the requests."""
 
 import json
 import os
 import re
 import socket
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -292,3 +294,21 @@ class HeldFile:
         if self._sock is not None and os.fstat(self._fd).st_size < self._end:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
+
+
+class Counters:
+    """Counts by kind; the kinds are listed in `aisfs.server.app`."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, number: int = 1) -> None:
+        """Count one more request, or so many bytes."""
+        with self._lock:
+            self._counts[kind] += number
+
+    def snapshot(self) -> dict[str, int]:
+        """Return all counts that are not zero."""
+        with self._lock:
+            return dict(self._counts)

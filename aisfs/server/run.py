@@ -1,32 +1,168 @@
 """Runs the server: the listener, gunicorn around the application, a clean start and stop.
 
 gunicorn runs one worker process with threads, which has all locks and caches. Its parent watches it;
-if the parent is killed, the worker notices within a second and exits.
+if the parent is killed, the worker notices within a second and exits. The worker is changed in three ways:
+
+- A thread stays with a connection while its requests follow each other closely. gunicorn returns a
+  connection to its main thread after each reply and dispatches it again for the next request: four
+  wake-ups, which cost as much as storing a small object.
+- A connection has no thread until all headers of its request have arrived, so that any number of silent
+  clients cannot block others.
+- At SIGTERM it ends once no request is under way: gunicorn waits for idle connections, too.
+
+Requests that a web page of another site makes a browser send are refused. A browser on the same machine can
+reach a server on loopback. A page from elsewhere may post to it (the browser then sends the page's site as
+`Origin`), or resolve its own name to 127.0.0.1 and read the replies too (DNS rebinding; the browser then sends
+that site as `Host`).
 """
 
 import errno
 import ipaddress
+import json
 import logging
 import os
+import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from urllib.parse import urlsplit
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.http.message import Message
 from gunicorn.sock import TCP6Socket, TCPSocket
 from gunicorn.workers.base import Worker
+from gunicorn.workers.gthread import _DEFER, TConn, ThreadWorker
 
 from aisfs.errors import ConfigError
 from aisfs.server.app import make_app
-from aisfs.server.messages import REPEATED, WsgiApp
-from aisfs.server.same_site import SameSite
+from aisfs.server.messages import REPEATED, Environ, StartResponse, WsgiApp
 from aisfs.server.storage.objects import hold_directory
-from aisfs.server.worker import StayingWorker
+
+STAY_SECONDS = 0.01
+"""How long a thread waits for the next request: longer than a client needs between two files."""
+MOST_HEADERS = 64 << 10
+"""Most bytes of headers to wait for; gunicorn refuses longer ones."""
+
+
+class StayingWorker(ThreadWorker):  # type: ignore[misc]
+    """A worker of whose threads at most half wait; the others are free for new connections."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - gunicorn's own signature
+        super().__init__(*args, **kwargs)
+        self._may_wait = threading.Semaphore(max(self.cfg.threads // 2, 1))
+        self._serving = set[TConn]()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """End, at once if nothing is under way."""
+        super().handle_exit(sig, frame)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if not self.alive and not self._serving:
+            os._exit(0)
+
+    def handle(self, conn: TConn) -> object:
+        """Serve a request and those that follow it; see `ThreadWorker`."""
+        if not _headers_are_there(conn):
+            conn.data_ready = True
+            return _DEFER
+        self._serving.add(conn)
+        try:
+            return self._serve(conn)
+        finally:
+            self._serving.discard(conn)
+            self._end_if_idle()
+
+    def _serve(self, conn: TConn) -> object:
+        kept = super().handle(conn)
+        while kept is True and self._next_came(conn) and _headers_are_there(conn):
+            kept = super().handle(conn)
+        return kept
+
+    def _next_came(self, conn: TConn) -> bool:
+        if not self.alive or conn.parser.unreader.buf.getvalue():
+            return False  # gunicorn handles both
+        if not self._may_wait.acquire(blocking=False):
+            return False
+        try:
+            poll = select.poll()
+            poll.register(conn.sock, select.POLLIN)
+            return bool(poll.poll(STAY_SECONDS * 1000))
+        finally:
+            self._may_wait.release()
+
+
+def _has_ended(conn: TConn) -> bool:
+    """Return whether the client sends no more: the connection is readable for good then."""
+    poll = select.poll()
+    poll.register(conn.sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _headers_are_there(conn: TConn) -> bool:
+    """Return whether a thread can read all headers of the next request without waiting.
+
+    If not, set the connection to become readable only when more has arrived.
+    """
+    if conn.initialized and conn.parser.unreader.buf.getvalue():
+        return True
+    try:
+        came = conn.sock.recv(MOST_HEADERS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # gunicorn will close it
+    whole = not came or b"\r\n\r\n" in came or len(came) == MOST_HEADERS or _has_ended(conn)
+    conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if whole else len(came) + 1)
+    return whole
+
+
+class SameSite:
+    """Middleware that accepts only certain names of this machine, and no pages of other sites."""
+
+    def __init__(self, app: WsgiApp, names: Iterable[str]) -> None:
+        """Guard `app`; besides addresses and `localhost`, the host may be one of `names`."""
+        self._app = app
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request, or refuse it."""
+        host, origin = environ.get("HTTP_HOST", ""), environ.get("HTTP_ORIGIN", "")
+        if host and not self._is_ours(f"//{host}"):
+            return _refuse(start_response, f"Host {host!r} is not a name of this server")
+        if origin and not self._is_ours(origin):
+            return _refuse(start_response, f"a page of {origin!r} may not use this server")
+        return self._app(environ, start_response)
+
+    def _is_ours(self, url: str) -> bool:
+        try:
+            name = (urlsplit(url).hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        return name in self._names or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    # No other site can have an address as its name, so DNS rebinding does not lead here.
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(start_response: StartResponse, reason: str) -> Iterable[bytes]:
+    message = f"{reason}; to permit it: aisfs serve --allow-host NAME"
+    body = json.dumps({"message": message, "status": 403}).encode() + b"\n"
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    start_response("403 Forbidden", [*headers, ("Connection", "close")])
+    return [body]
+
 
 log = logging.getLogger(__name__)
 

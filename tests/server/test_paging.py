@@ -6,7 +6,7 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.server.api.paging import as_met, cut_page, join_pages, walk
+from aisfs.server.api.list_objects import as_met, cut_page, join_pages, walk_disk
 
 COMPONENT = st.text("an-. 0~", min_size=1, max_size=3).map(str.encode)
 """Few characters, on both sides of the slash, so that names often begin alike."""
@@ -44,7 +44,7 @@ def listing(
     tree, token, found = Tree(keys), b"", list[bytes]()
 
     def walk_of(disk: int, after: bytes) -> Iterator[bytes]:
-        for key in walk(tree.names, b"", after, recursive):
+        for key in walk_disk(tree.names, b"", after, recursive):
             if key.endswith(b"/") or crc32(key) % 2 == disk:
                 yield key
 
@@ -75,7 +75,7 @@ def level(keys: set[bytes]) -> set[bytes]:
 def test_a_walk_meets_every_object_once_and_directories_at_their_bare_names(
     keys: set[bytes], prefix: bytes
 ) -> None:
-    met = list(walk(Tree(keys).names, prefix, b"", recursive=True))
+    met = list(walk_disk(Tree(keys).names, prefix, b"", recursive=True))
     assert met == sorted((k for k in keys if k.startswith(prefix)), key=lambda k: k.split(b"/"))
 
 
@@ -85,8 +85,8 @@ def test_a_walk_from_a_name_is_the_walk_without_what_is_not_greater(
 ) -> None:
     after += b"/" * slash
     names = Tree(keys).names
-    whole = list(walk(names, prefix, b"", recursive))
-    assert list(walk(names, prefix, after, recursive)) == [key for key in whole if key > after]
+    whole = list(walk_disk(names, prefix, b"", recursive))
+    assert list(walk_disk(names, prefix, after, recursive)) == [key for key in whole if key > after]
 
 
 @given(KEYS, st.booleans())
@@ -135,5 +135,5 @@ def test_the_pages_that_were_recorded() -> None:
 def test_a_listing_ends_at_a_corrupted_object_wherever_it_began() -> None:
     tree = Tree({b"a", b"b", b"c"})
     for token, expected in ((b"", [b"a"]), (b"b", [])):
-        pages = cut_page([walk(tree.names, b"", b"", True)], token, b"", 9, frozenset({b"b"}))
+        pages = cut_page([walk_disk(tree.names, b"", b"", True)], token, b"", 9, frozenset({b"b"}))
         assert pages == expected

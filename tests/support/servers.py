@@ -25,7 +25,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 _preloader = Preloader(
     "tests.support.faulty_server",
-    ("aisfs.server.app", "aisfs.server.run", "aisfs.server.worker"),
+    ("aisfs.server.app", "aisfs.server.run"),
     flags=("-W", "error"),
 )
 
@@ -74,7 +74,7 @@ class RunningServer:
         self._control("POST", "/-/targets", state)
 
     def move(self, **plan: Any) -> dict[str, Any]:
-        """Let data move between targets (only with `traps`): see `aisfs.server.storage.moving.Plan`."""
+        """Let data move between targets (only with `traps`): see `aisfs.server.storage.traps.Plan`."""
         return dict(self._control("POST", "/-/move", plan))
 
     def take_away(self, share: float = 1.0) -> None:

@@ -34,7 +34,7 @@ from aisfs.server.messages import (
     json_reply,
     send,
 )
-from aisfs.server.storage.checksums import NODE_SEED, digest_of
+from aisfs.server.storage.records import NODE_SEED, digest_of
 from aisfs.server.storage.traps import Traps
 
 PROXY = "127.0.0.1"

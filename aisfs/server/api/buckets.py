@@ -4,17 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from aisfs.server.api import properties
 from aisfs.server.api.cluster import Cluster
-from aisfs.server.api.jobs.destination import named_in
-from aisfs.server.api.jobs.listrange import ListJobs
-from aisfs.server.api.jobs.renames import Renames
+from aisfs.server.api.jobs.buckets import ListJobs, Renames, Summaries, named_in
 from aisfs.server.api.jobs.shard_index import ShardIndexes
-from aisfs.server.api.jobs.summaries import Summaries
 from aisfs.server.api.list_objects import Lister, parse
-from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure, not_remote, unsupported
-from aisfs.server.messages import Reply, Request, json_reply
+from aisfs.server.messages import Counters, Reply, Request, json_reply
+from aisfs.server.storage.bucket import check_properties, merge_properties, properties_header
 from aisfs.server.storage.objects import Storage
 
 PROVIDERS = frozenset(
@@ -71,7 +67,7 @@ class Buckets:
         self._counters.add("bucket_change")
         match request.method, message.get("action"):
             case "POST", "create-bck":
-                self._storage.create(name, properties.check(message.get("value")))
+                self._storage.create(name, check_properties(message.get("value")))
                 return Reply()
             case "DELETE", "destroy-bck":
                 self._storage.destroy(name)
@@ -89,7 +85,7 @@ class Buckets:
             text = f"invalid URL '{request.path}': expecting just the bucket name"
             raise Failure(400, f"{text}, got '{name}' and '{prefix}'")
         bucket = self._storage.bucket(name)
-        reply = Reply(headers=[("Ais-Bucket-Props", properties.header_of(bucket))])
+        reply = Reply(headers=[("Ais-Bucket-Props", properties_header(bucket))])
         if not summed:
             return reply
         uuid = request.query.get("uuid", "")
@@ -137,7 +133,7 @@ class Buckets:
         if message["action"] == "reset-bprops":
             new = {"created": old["created"]} if "created" in old else {}
         else:
-            new = properties.merge(old, properties.check(message.get("value")))
+            new = merge_properties(old, check_properties(message.get("value")))
         bucket.records.set_properties(new)
         return Reply()
 

@@ -18,13 +18,11 @@ import msgspec
 
 from aisfs.server import failures
 from aisfs.server.api import archives
+from aisfs.server.api.cluster import Redirects
 from aisfs.server.api.jobs.registry import Registry
-from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure
-from aisfs.server.messages import Reply, Request
-from aisfs.server.names import check_key
-from aisfs.server.redirects import Redirects
-from aisfs.server.storage.bucket import Bucket
+from aisfs.server.messages import Counters, Reply, Request
+from aisfs.server.storage.bucket import Bucket, check_key
 from aisfs.server.storage.objects import Storage
 
 MOST_MISSING = 8

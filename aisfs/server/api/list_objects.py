@@ -1,11 +1,19 @@
-"""The listing of objects: from AIStore's message to one page in JSON or MessagePack."""
+"""The listing of objects: from AIStore's message to one page in JSON or MessagePack.
 
+Pages lose names as AIStore's do. A target walks each disk separately and meets the contents of a directory
+`X` where the bare `X` sorts, before `X y` and `X.tar`. It merges these walks by bare name, ends a page after
+a number of names and sorts the page. The proxy sorts and cuts the pages of all targets; the last name is the
+token. The next page has the names that are greater as strings: after `X/`, or any name below it, all names
+between `X` and `X/` that were not on the page are skipped.
+"""
+
+import heapq
 import os
 import random
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -14,14 +22,66 @@ from typing import Any
 
 import msgspec
 
-from aisfs.server.api import paging
 from aisfs.server.api.archives import list_members
 from aisfs.server.failures import Failure
 from aisfs.server.messages import Reply
-from aisfs.server.storage.beside import parents
-from aisfs.server.storage.bucket import Bucket, Found
-from aisfs.server.storage.keys import Directories, bytewise, keys_below, walk
+from aisfs.server.storage.bucket import (
+    Bucket,
+    Directories,
+    Found,
+    bytewise,
+    keys_below,
+    parents,
+    walk,
+)
 from aisfs.server.storage.traps import Kindness
+
+
+def as_met(name: bytes) -> tuple[bytes, bytes]:
+    """Sort names of one directory as a walk meets them; names of directories end with a slash."""
+    return _bare(name), name
+
+
+def _bare(name: bytes) -> bytes:
+    return name.removesuffix(b"/")
+
+
+walk_disk = partial(walk, order=as_met)
+"""What a walk of one disk meets; see `walk`."""
+
+
+def cut_page(
+    walks: Iterable[Iterator[bytes]],
+    token: bytes,
+    start_after: bytes,
+    size: int,
+    corrupted: frozenset[bytes] = frozenset(),
+) -> list[bytes]:
+    """Return the names that one target has for a page.
+
+    Args:
+        walks: one for each disk.
+        token: the token of the previous page.
+        start_after: objects up to here are left out, directories are not.
+        size: how many names fit.
+        corrupted: objects at which a listing ends as if there were no more.
+    """
+    found: set[bytes] = set()
+    for key in heapq.merge(*walks, key=_bare):
+        if key in corrupted:
+            break
+        if key > token and (key > start_after or key.endswith(b"/")):
+            found.add(key)
+            if len(found) == size:
+                break
+    return sorted(found)
+
+
+def join_pages(pages: Iterable[Sequence[bytes]], size: int) -> tuple[list[bytes], bytes]:
+    """Merge the pages of all targets as a proxy does; return the names and a token."""
+    found = sorted({key for page in pages for key in page})[:size]
+    return found, found[-1] if len(found) == size else b""
+
 
 PAGE = 10_000
 """AIStore's page size for its own buckets, used when the request names none."""
@@ -97,7 +157,7 @@ class Lister:
 
     def __init__(self, node_id: str, traps: Kindness) -> None:
         self._traps = traps
-        self._directories = Directories(paging.as_met if traps.loses_names else bytewise)
+        self._directories = Directories(as_met if traps.loses_names else bytewise)
         self._node_id = node_id
 
     def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
@@ -145,14 +205,14 @@ class Lister:
         def names(inside: bytes) -> list[bytes]:
             found = self._directories.names(bucket, inside, bool(token))
             kept = self._traps.kept(bucket.name, inside)
-            return sorted({*found, *kept}, key=paging.as_met) if kept else found
+            return sorted({*found, *kept}, key=as_met) if kept else found
 
         partial = not prefix.endswith(b"/") and prefix
         misplaced = _with_misplaced(message)
 
         def walk_of(disk: int) -> Iterator[bytes]:
             start = self._start(bucket, prefix, disk, recursive)
-            for key in paging.walk(names, start, after, recursive) if start is not None else ():
+            for key in walk_disk(names, start, after, recursive) if start is not None else ():
                 if key.endswith(b"/"):
                     if not partial or self._traps.has_directory(bucket, key[:-1], disk):
                         yield key
@@ -164,11 +224,11 @@ class Lister:
                     yield key
 
         pages = [
-            paging.cut_page([walk_of(2 * t), walk_of(2 * t + 1)], token, first, limit, corrupted)
+            cut_page([walk_of(2 * t), walk_of(2 * t + 1)], token, first, limit, corrupted)
             for t in range(self._traps.targets)
             if not self._gives_up(bucket, prefix, t)
         ]
-        return paging.join_pages(pages, limit)
+        return join_pages(pages, limit)
 
     def _start(self, bucket: Bucket, prefix: bytes, disk: int, recursive: bool) -> bytes | None:
         """Return the prefix that a disk is walked for; None if the disk is not walked.

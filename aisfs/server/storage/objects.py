@@ -2,14 +2,17 @@
 
     DIR/<bucket>/<key>             the objects; files may also be added and removed directly
     DIR/.aisfs-server/records/     one database per bucket: versions, checksums, custom metadata
-    DIR/.aisfs-server/beside/      objects that have the name of a directory, see `aisfs.server.storage.beside`
+    DIR/.aisfs-server/beside/      objects that have the name of a directory, see `aisfs.server.storage.bucket`
     DIR/.aisfs-server/tmp/         work files; every object is complete before it gets its name
 
 Locking: changing a key needs `locks.writing((bucket, key))`; reading the bytes of a key together
 with its record needs `locks.reading`.
+
+A GET holds its object for reading until the last byte is sent, and every change to the object waits
+for that. Readers pass a waiting writer (as in AIStore), so a writer can starve. There is no
+deadlock, because one request takes at most two locks, always in key order.
 """
 
-import contextlib
 import fcntl
 import os
 import re
@@ -17,8 +20,9 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,19 +30,91 @@ from aisfs.errors import ConfigError
 from aisfs.openat2 import open_beneath
 from aisfs.server import failures
 from aisfs.server.failures import Failure
-from aisfs.server.storage.beside import Beside, parents
-from aisfs.server.storage.bucket import Bucket, Found
-from aisfs.server.storage.checksums import Hasher
-from aisfs.server.storage.locks import ObjectLocks
-from aisfs.server.storage.moving import Copy, Plan
-from aisfs.server.storage.records import Record, Records
-from aisfs.server.storage.traps import Kindness
+from aisfs.server.storage.bucket import Beside, Bucket, Found, parents
+from aisfs.server.storage.records import Hasher, Record, Records
+from aisfs.server.storage.traps import Copy, Kindness, Plan
+
+
+@dataclass(slots=True)
+class _Holders:
+    readers: int = 0
+    writing: bool = False
+    waiting: int = 0
+
+
+class ObjectLocks:
+    """All locks of a server; an entry exists only while a request holds or wants it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: dict[Hashable, _Holders] = {}
+
+    @contextmanager
+    def writing(self, *names: Hashable) -> Iterator[None]:
+        """Hold all these objects exclusively; in one order everywhere, so that two never cross."""
+        with ExitStack() as held:
+            for name in sorted(set(names), key=repr):
+                held.enter_context(self._holding(name, exclusive=True))
+            yield
+
+    @contextmanager
+    def trying_to_write(self, name: Hashable) -> Iterator[bool]:
+        """Hold one object exclusively if nobody holds it now; yield whether that is so."""
+        with self._changed:
+            is_free = name not in self._held
+            if is_free:
+                self._held[name] = _Holders(writing=True)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._release(name, exclusive=True)
+
+    @contextmanager
+    def reading(self, name: Hashable) -> Iterator[None]:
+        """Hold one object for reading."""
+        with self._holding(name, exclusive=False):
+            yield
+
+    def state(self, name: Hashable) -> str:
+        """Return `free`, `read` or `write`."""
+        with self._changed:
+            held = self._held.get(name, _Holders())
+            return "write" if held.writing else "read" if held.readers else "free"
+
+    @contextmanager
+    def _holding(self, name: Hashable, *, exclusive: bool) -> Iterator[None]:
+        with self._changed:
+            held = self._held.setdefault(name, _Holders())
+            held.waiting += 1
+            try:
+                while held.writing or (exclusive and held.readers):
+                    self._changed.wait()
+            finally:
+                held.waiting -= 1
+            held.writing = exclusive
+            held.readers += not exclusive
+        try:
+            yield
+        finally:
+            self._release(name, exclusive=exclusive)
+
+    def _release(self, name: Hashable, *, exclusive: bool) -> None:
+        with self._changed:
+            held = self._held[name]
+            held.writing = False  # a reader never holds an object that is being written
+            held.readers -= not exclusive
+            if held.waiting:
+                self._changed.notify_all()
+            elif not held.readers:
+                del self._held[name]
+
 
 STATE_DIRECTORY = ".aisfs-server"
 SYSTEM_BUCKETS = frozenset({".sys-shardidx"})
 """Never listed, and only there once they are needed."""
 BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
-_ANY_TIME = contextlib.nullcontext()
+_ANY_TIME = nullcontext()
 TAKEOVER_SECONDS = 3.0
 """How long a new server waits for the worker of a killed one, which exits within a second."""
 
@@ -150,7 +226,7 @@ class Storage:
         """Return a new path for a work file, or the path of a named one."""
         return self.work / (name or uuid.uuid4().hex)
 
-    @contextlib.contextmanager
+    @contextmanager
     def work_file(self) -> Iterator[Path]:
         """Yield a path for a work file, which is removed at the end if it was not renamed."""
         path = self.work_path()
@@ -308,14 +384,14 @@ class Storage:
             record = replace(found.record, custom=custom)
             bucket.records.store(key, found.size, found.mtime_ns, record)
 
-    # Data that moves between targets: see `aisfs.server.storage.moving`
+    # Data that moves between targets: see `aisfs.server.storage.traps`
 
     def begin_move(self, plan: Plan) -> bool:
         """Begin by this plan, or go on by it; return whether data began to move."""
         is_new = self.traps.moving.begin(plan)
         if plan.cause == "return":
             for (bucket, key), copy in self.traps.moving.take_back().items():
-                with contextlib.suppress(Failure):  # the bucket is gone, or the place is taken
+                with suppress(Failure):  # the bucket is gone, or the place is taken
                     self._take_back(self.bucket(bucket), key, copy)
         return is_new
 
@@ -354,7 +430,7 @@ class Storage:
             with self.locks.writing((bucket, key)):
                 if (copy := moving.misplaced.get((bucket, key))) is None:
                     continue
-                with contextlib.suppress(Failure):
+                with suppress(Failure):
                     self._let_one_come(self.bucket(bucket), key, copy)
                 copy.path.unlink(missing_ok=True)
                 moving.misplaced.pop((bucket, key), None)
@@ -423,7 +499,7 @@ def write_out(
     pieces: Iterable[bytes],
     target: BinaryIO,
     hashers: Iterable[Hasher],
-    turn: contextlib.AbstractContextManager[object] = _ANY_TIME,
+    turn: AbstractContextManager[object] = _ANY_TIME,
 ) -> int:
     """Write pieces to a file, each holding `turn`, and update the hashes; return the byte count."""
     total, feeding = 0, list(hashers)
@@ -461,7 +537,7 @@ def hold_directory(root: Path) -> int:
 
 
 def _drop_empty(path: bytes) -> bool:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.rmdir(path)
         return True
     return False

@@ -3,19 +3,74 @@
 A row describes the file that has exactly the row's size and mtime. If a file was changed without the
 server, it no longer matches and the row is ignored. A PUT inserts the new row *before* its rename and
 keeps the old file's row, so at any instant, even after kill -9, the current file has its row.
+
+A record has the object's checksum, of one of AIStore's types, and the damage that a trap did to the object
+until it is replaced: the file stays intact, and the replies withhold what a real AIStore would have lost.
 """
 
+import errno
+import hashlib
 import json
 import logging
+import os
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+import xxhash
+from crc32c import CRC32CHash
 
-from aisfs.server.damage import Damage
+from aisfs.server.failures import Failure, Headers
+
+_PIECE = 1 << 20
+
+
+class LostPart(msgspec.Struct, frozen=True):
+    """A part of an upload whose file is gone, and its place in the object."""
+
+    start: int
+    size: int
+    name: str
+
+
+class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All damage of one object."""
+
+    lost: tuple[LostPart, ...] = ()
+    length: int = 0
+    """The length of the file if it is not the object's size, else 0."""
+    noticed: bool = False
+    """Whether the lengths were compared, which makes the object unreadable."""
+    unchecked: bool = False
+    """Grown in place, without a checksum: bad data to a bucket that validates reads."""
+
+    def readable(self, start: int, size: int, headers: Headers) -> int:
+        """Return how many bytes of a range can be read.
+
+        Raises:
+            Failure: 404 when the first one is lost, with the headers of the range.
+        """
+        for part in self.lost:
+            if part.start <= start < part.start + part.size:
+                told = [h for h in headers if h[0] in ("Accept-Ranges", "Content-Range")]
+                text = f"[fs-path] {part.name}: chunk does not exist"
+                raise Failure(404, text, "PathError", headers=told)
+        return min([size, *(p.start - start for p in self.lost if p.start > start)])
+
+
+def break_off(fd: int, start: int, size: int) -> Iterator[bytes]:
+    """Yield the first bytes of a longer reply, close `fd` and drop the connection."""
+    with os.fdopen(fd, "rb") as file:
+        file.seek(start)
+        while size and (piece := file.read(min(size, _PIECE))):
+            size -= len(piece)
+            yield piece
+    raise ConnectionResetError(errno.ECONNRESET, "the rest is lost")
+
 
 log = logging.getLogger(__name__)
 
@@ -207,3 +262,52 @@ def _record(row: tuple[str, str, str, str, str, str]) -> Record:
         tuple(json.loads(chunks)) if chunks else None,
         msgspec.json.decode(damage, type=Damage) if damage else None,
     )
+
+
+NODE_SEED = 1103515245
+"""Seed of every hash AIStore uses for placement (its MLCG32 constant)."""
+
+
+class Hasher(Protocol):
+    """The part of hashlib's interface that the server uses."""
+
+    def update(self, data: bytes, /) -> None:
+        """Add the next bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the checksum of everything so far, in hex."""
+        ...
+
+
+class _Nothing:
+    def update(self, data: bytes, /) -> None:
+        """Ignore bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the empty checksum."""
+        return ""
+
+
+HASHERS: dict[str, Callable[[], Hasher]] = {
+    "none": _Nothing,
+    "xxhash": xxhash.xxh64,
+    "xxhash2": xxhash.xxh64,
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+    "crc32c": CRC32CHash,
+    "sha256": hashlib.sha256,
+    "sha512": hashlib.sha512,
+}
+
+
+def digest_of(text: str) -> int:
+    """Return the hash of a node id or an object's uname, as in the cluster map."""
+    return xxhash.xxh64_intdigest(text.encode(), seed=NODE_SEED)
+
+
+def hash_file(path: Path, kind: str) -> str:
+    """Return the checksum of a whole file."""
+    hasher = HASHERS[kind]()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()

@@ -18,8 +18,7 @@ from aisfs.server.api.jobs.registry import INDEX_SHARD, Job, Registry
 from aisfs.server.api.objects import Objects
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.messages import Reply, text_reply
-from aisfs.server.storage.bucket import Bucket, Found
-from aisfs.server.storage.keys import Directories, keys_below
+from aisfs.server.storage.bucket import Bucket, Directories, Found, keys_below
 from aisfs.server.storage.objects import Storage
 
 BUCKET = ".sys-shardidx"
