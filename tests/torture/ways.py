@@ -99,7 +99,10 @@ class Writer:
             (self.make_shard, 2),
             (self.unlink_shard, 2),
         ]
-        self._of_names = (self.unlink, self.rename, self.rename_folder, self.remove_folder)
+        self._on_what_is_there = (
+            self.append, self.change_a_part, self.truncate, self.map,
+            self.unlink, self.rename, self.rename_folder, self.remove_folder,
+        )  # fmt: skip
         self._foreign_ways: list[tuple[Callable[[], None], int]] = [
             (self.put, 20),
             (self.put_more, 10),
@@ -121,7 +124,7 @@ class Writer:
         )
         try:
             way = self.rng.choices(ways, weights)[0]
-            self._hand_over(names=way in self._of_names)
+            self._hand_over(own=way in self._on_what_is_there)
             way()
         except OSError as error:
             ledger.count(error, "look")  # nothing was asked to change
@@ -224,14 +227,14 @@ class Writer:
                     os.listdir(os.path.dirname(paths[0]) or ".")
         self._back()
 
-    def _hand_over(self, *, names: bool = False) -> None:
+    def _hand_over(self, *, own: bool = False) -> None:
         """Have uploaded what waits in a mount before another client changes anything.
 
-        With `names` also what a mount may have acknowledged of a name that it did not know to be taken:
-        it removes and renames no more than it knows.
+        With `own` also what this client may have acknowledged of a name that it did not know to be taken: another
+        client's content may be what it changes, removes or renames next.
         """
         for path, waited in list(self.ledger.waiting.items()):
-            if waited.mount == self.client and not (names and waited.may_conflict):
+            if waited.mount == self.client and not (own and waited.may_conflict):
                 continue
             try:
                 self._enter(waited.mount)
