@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from aisfs.work.mounts import read_counters
 from tests.mount import zoo
 from tests.mount.cache_tools import Meter
 from tests.mount.content import fill, payload, tree_of
 from tests.mount.datasets import tree
 from tests.mount.test_hostile_shards import HARMLESS, hostile
 from tests.mount.writable import writable
-from tests.support.mounts import Mount, aisfs, mounted
+from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
@@ -132,12 +133,17 @@ def test_folders_are_listed_under_the_name_of_the_tar(
         assert not (folder / "in.tar.d").exists()
 
 
+def kept_bytes(mount: Path) -> int:
+    return int(read_counters(mount).value("aisfs_cache_used_bytes"))
+
+
 def test_mounts_with_and_without_share_a_cache(
     server: RunningServer, mountpoint: Path, tmp_path: Path
 ):
     meter = Meter(server)
     cache = ("--cache-dir", str(tmp_path / "cache"), "--cache-size", "100MiB")
     inside = Path("nested.tar.d", "in.tar.d", "007.jpg")
+    size = (server.root / "b" / "nested.tar").stat().st_size
     for turn in range(2):
         for options in ((), OPTION):
             both = (*cache, *options)
@@ -147,6 +153,7 @@ def test_mounts_with_and_without_share_a_cache(
                 if options:
                     assert (mount.path / inside).read_bytes() == payload(3007, 7)
                 (mount.path / "nested.tar").read_bytes()  # so that nothing is under way at the end
+                assert eventually(lambda: kept_bytes(mount.path) >= size)
             if turn or options:  # the shard is here, and then what is in it is known in both ways
                 meter.nothing()
             meter.take()

@@ -355,6 +355,9 @@ def test_umount_of_a_killed_mount_says_what_waits(words: list[str], tmp_path: Pa
     with writable(tmp_path, options=WAITING) as place:
         for name in ("a", "b", "c"):
             (place.path / name).write_bytes(name.encode())
+        # A close is acknowledged before the kernel lets go of the file, and that of its copy.
+        assert eventually(lambda: waiting(place) == 3)
+        assert eventually(lambda: not place.staged())
         for pid in place.mount.pids:
             os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: not place.mount.living())
