@@ -18,7 +18,7 @@ import requests
 from aisfs.engine.writing.unsent import unsent_files
 from tests.support.mounts import aisfs, daemons, eventually, is_mountpoint
 from tests.support.servers import RunningServer, running_server
-from tests.torture.foreign import CALM
+from tests.torture.foreign import calm
 from tests.torture.ledger import digest
 
 READ_TIMEOUT = 3
@@ -155,7 +155,7 @@ class Cluster:
         cause = rng.choice(["join", "maintenance", "leave"])
         seconds = rng.uniform(2, 5)
         plan = {"unmapped": 0.5, "joining": 1.5, "moving": seconds, "incomplete": 1.0}
-        with CALM:
+        with calm():
             self._server.move(cause=cause, share=rng.choice([0.3, 0.7]), **plan)
         return f"data moved ({cause})"
 

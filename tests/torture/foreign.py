@@ -1,11 +1,12 @@
 """The other client: the objects of a bucket by plain HTTP, without a line of aisfs."""
 
 import errno
+import fcntl
 import io
 import tarfile
-import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from urllib.parse import quote, urlsplit
 
 import requests
@@ -19,9 +20,15 @@ PAGE = 9_000
 """More than any directory here has: what fits one page loses no name."""
 
 
-CALM = threading.Lock()
-"""Held while something is changed by curl, or a move of data begins: AIStore loses what is changed meanwhile
-by a client that does not look at the map before and after."""
+@contextmanager
+def calm() -> Iterator[None]:
+    """Let nothing be changed by curl, in any process, while a move of data begins.
+
+    AIStore loses what is changed meanwhile by a client that does not look at the map before and after.
+    """
+    with open(__file__, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class BrokenObject(Exception):
@@ -106,7 +113,7 @@ class Foreign:
 
     def _change(self, method: str, key: str, content: bytes = b"") -> requests.Response:
         try:
-            with CALM:
+            with calm():
                 while self._moves():
                     time.sleep(0.1)
                 reply = self._send(method, key, content)
