@@ -117,7 +117,7 @@ ENVIRONMENT = {
 }
 SCRIPT = """
 import os
-from aisfs.settings.fields import remember_secrets
+from aisfs.settings.clouds import remember_secrets
 from aisfs.redaction import shown
 remember_secrets()
 print(shown(os.environ["SAID"]))

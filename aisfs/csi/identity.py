@@ -15,7 +15,7 @@ import msgspec
 from aisfs.errors import ConfigError
 from aisfs.http.token_exchange import exchange
 from aisfs.settings import token_exchange
-from aisfs.settings.fields import Federation, TokenFile, google_services
+from aisfs.settings.clouds import Federation, TokenFile, google_services
 
 TOKENS = "csi.storage.k8s.io/serviceAccount.tokens"
 """What Kubernetes calls them, among the attributes or, from 1.35 on if the CSIDriver says so, the secrets."""

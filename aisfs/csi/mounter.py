@@ -40,7 +40,7 @@ from aisfs.csi.volumes import (
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.mount import run as mounts
 from aisfs.mount.plan import plan_mount
-from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, fields
+from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, clouds
 from aisfs.settings.values import existing_directory
 from aisfs.stores.ais.client import AISClient
 from aisfs.system import daemon
@@ -476,7 +476,7 @@ def _serve(
         check_endpoint(volume)
         kept = Secrets(device).keep(_final(volume.secrets))
         token_file = kept.pop(CLOUD_TOKEN, "")
-        fields.use_identity(volume.cloud.variables_for(token_file), token_file)
+        clouds.use_identity(volume.cloud.variables_for(token_file), token_file)
         settings = {**volume.settings, **kept}
         plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
         check_plan(volume, plan)

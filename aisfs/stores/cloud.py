@@ -30,7 +30,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.settings import ClusterSettings
-from aisfs.settings.fields import remember_secrets
+from aisfs.settings.clouds import remember_secrets
 from aisfs.stores.cloud_client import (
     REFUSED,
     Client,

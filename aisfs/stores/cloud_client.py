@@ -54,7 +54,7 @@ from aisfs.http.exchange import PROXY_PASSWORD, check_authorities, through_proxy
 from aisfs.http.token_exchange import exchange, impersonate
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.redaction import remember, remember_url, shown
-from aisfs.settings import ClusterSettings, fields
+from aisfs.settings import ClusterSettings, clouds
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -275,7 +275,7 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
     try:
         build, endpoint = make(bucket, settings)
         pays = settings.requester_pays and bucket.provider is Provider.GS
-        options = _options(endpoint, settings, fields.google_project() if pays else "")
+        options = _options(endpoint, settings, clouds.google_project() if pays else "")
         writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
         # A listing goes on for longer than the deadline of a call: silence has to end it in any case.
         silence = settings.read_timeout or settings.io_timeout
@@ -287,7 +287,7 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
     except Exception as error:
         if type(error).__module__.startswith("obstore"):
             text = _GENERIC.sub("", str(error).partition("\n\nDebug")[0])
-            found = fields.credentials_of(bucket.store)
+            found = clouds.credentials_of(bucket.store)
             whose = f" (credentials: {found})" if found and _OF_CREDENTIALS.search(text) else ""
             raise ConfigError(f"{bucket}: {text}{whose}") from None
         raise
@@ -326,14 +326,14 @@ def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"disable_bulk_delete": True}  # not every S3 has it
     if settings.requester_pays:
         config["request_payer"] = True
-    provider, endpoint = None, fields.endpoint_of("s3")
+    provider, endpoint = None, clouds.endpoint_of("s3")
     if settings.anonymous:
         config["skip_signature"] = True
-    elif fields.has_aws_profile():
+    elif clouds.has_aws_profile():
         session, provider = _aws_session(bucket)
         if not endpoint and (endpoint := session.get("endpoint_url", "")):
             remember_url(endpoint)
-            fields.checked_url("endpoint_url of the profile of AWS", endpoint)
+            clouds.checked_url("endpoint_url of the profile of AWS", endpoint)
     if endpoint:
         config["endpoint"] = endpoint
 
@@ -363,7 +363,7 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
             return credential
 
     try:
-        session = boto3.Session(region_name=fields.aws_region() or None)
+        session = boto3.Session(region_name=clouds.aws_region() or None)
         provider = Remembering(session)
         scoped: dict[str, Any] = session._session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:
@@ -379,12 +379,12 @@ def _gcs(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {}
     if settings.anonymous:
         config["skip_signature"] = True
-    if endpoint := fields.endpoint_of("gs"):
+    if endpoint := clouds.endpoint_of("gs"):
         config["base_url"] = endpoint
-        if fields.is_gcs_emulator() and not settings.anonymous:
+        if clouds.is_gcs_emulator() and not settings.anonymous:
             config["bearer_token"] = "emulator"
     provider: Any = None
-    if not settings.anonymous and not fields.is_gcs_emulator():
+    if not settings.anonymous and not clouds.is_gcs_emulator():
         provider = _google_federation()
 
     def build(**more: Any) -> Client:  # noqa: ANN401
@@ -395,7 +395,7 @@ def _gcs(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
 
 def _google_federation() -> Callable[[], dict[str, Any]] | None:
     """Return what gives credentials for the token of another issuer, which obstore itself cannot exchange."""
-    named = fields.google_federation()
+    named = clouds.google_federation()
     if named is None:
         return None
 
@@ -418,7 +418,7 @@ def _azure(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"account_name": account}
     if settings.anonymous:
         config["skip_signature"] = True
-    if endpoint := fields.endpoint_of("az"):
+    if endpoint := clouds.endpoint_of("az"):
         config["endpoint"] = endpoint
 
     def build(**more: Any) -> Client:  # noqa: ANN401

@@ -41,7 +41,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.redaction import shown
-from aisfs.settings import ClusterSettings, fields
+from aisfs.settings import ClusterSettings, clouds
 from aisfs.stores.cloud_client import (
     REFUSED,
     Client,
@@ -201,7 +201,7 @@ def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has 
     import botocore
     from botocore.config import Config
 
-    endpoint = fields.endpoint_of("s3") or None
+    endpoint = clouds.endpoint_of("s3") or None
     config = Config(
         connect_timeout=settings.connect_timeout or None,
         read_timeout=settings.read_timeout or settings.io_timeout,
@@ -210,7 +210,7 @@ def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has 
         s3={"addressing_style": "path"} if endpoint else None,
         signature_version=botocore.UNSIGNED if settings.anonymous else None,
     )
-    return boto3.Session(region_name=fields.aws_region() or None).client(
+    return boto3.Session(region_name=clouds.aws_region() or None).client(
         "s3",
         endpoint_url=endpoint,
         config=config,

@@ -9,7 +9,7 @@ from aisfs.core.names.reach import Reach
 from aisfs.core.names.sources import BucketSource, DatasetSource, Source, without_aistore
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
-from aisfs.settings import ClusterSettings, fields, use_proxy
+from aisfs.settings import ClusterSettings, clouds, use_proxy
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.by_fsspec import open_fsspec
 from aisfs.stores.hub import open_hub
@@ -66,7 +66,7 @@ def as_served(source: Source, cluster: ClusterSettings) -> Source:
     """
     if not cluster.without_aistore:
         return source
-    return without_aistore(source, fields.azure_account())
+    return without_aistore(source, clouds.azure_account())
 
 
 def direct_bucket(source: Source) -> Bucket | None:
@@ -105,7 +105,7 @@ def one_store(source: DatasetSource) -> Bucket:
 def origin_of_store(source: Source, cluster: ClusterSettings) -> str:
     """Return what tells the store of a source from others that have buckets of the same names."""
     store = direct_store(as_served(source, cluster))
-    return f"{store}+direct {fields.place_of(store)}".strip() if store else cluster.endpoint
+    return f"{store}+direct {clouds.place_of(store)}".strip() if store else cluster.endpoint
 
 
 def refuse_read_only(source: Source, cluster: ClusterSettings, option: str = "") -> None:
@@ -180,7 +180,7 @@ def open_store(
     """
     bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
     if bucket.store:
-        fields.prepare_environment(bucket.store)
+        clouds.prepare_environment(bucket.store)
         if cluster.proxy:
             use_proxy(cluster.proxy)
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"

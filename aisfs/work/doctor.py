@@ -63,7 +63,7 @@ from aisfs.settings import (
     ClusterSettings,
     Settings,
     WriteSettings,
-    fields,
+    clouds,
     log_directory,
 )
 from aisfs.settings.values import existing_directory
@@ -306,7 +306,7 @@ async def direct_checks(
         bucket: One of its buckets, all of which that store has.
     """
     store, kind = bucket.store, kind_of(bucket)
-    endpoint = fields.endpoint_of(store)
+    endpoint = clouds.endpoint_of(store)
     where = kind.title.format(store) + (f" at {endpoint}" if endpoint else "")
     yield ok("store", f"{where}, without AIStore in between")
     if kind.is_cloud:
@@ -331,7 +331,7 @@ def _credentials(settings: ClusterSettings, store: str) -> Check:
     """Say where credentials come from; never what they are."""
     if settings.anonymous:
         return ok("credentials", "none, with --anonymous")
-    found = fields.credentials_of(store)
+    found = clouds.credentials_of(store)
     if found:
         return ok("credentials", found)
     cure = "give --anonymous for what everybody may read, or set them as the cloud's tools want it"
