@@ -227,6 +227,27 @@ def test_what_another_client_writes_while_a_file_waits_stays(
         assert flush(place)[0] == 0
 
 
+@pytest.mark.parametrize("backend", ["directory", "ais"])
+def test_what_waits_keeps_its_name_though_another_client_removes_what_it_replaces(
+    backend: str, fastpath: bool, tmp_path: Path
+):
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    (tmp_path / "store" / "b" / "old").write_bytes(b"old content")
+    options = [*WAITING, "--list-ttl", "0", "--attr-ttl", "0", "--negative-ttl", "0"]
+    expected = ["was not uploaded", "flush failed", "another client", "recover"]
+    with writable(tmp_path, backend=backend, options=options, expected_log=expected) as place:
+        (place.path / "old").write_bytes(b"ours")
+        place.delete("old")
+        assert aisfs("refresh", place.path).returncode == 0
+        assert os.listdir(place.path) == ["old"]
+        with pytest.raises(FileExistsError):
+            (place.path / "old").open("xb")
+        assert (place.path / "old").read_bytes() == b"ours"
+        assert flush(place)[0]  # it builds on what is gone
+        assert [kept.with_suffix(".data").read_bytes() for kept in place.parked()] == [b"ours"]
+        assert os.listdir(place.path) == []
+
+
 def test_without_room_a_close_waits_for_the_store(tmp_path: Path):
     options = [*WAITING, "--staging-size", "1MiB"]
     expected = ["uploaded at once for a while"]

@@ -231,6 +231,8 @@ class Acknowledger:
         file.entry = entry
         file.entry_overwrites = file.overwrites
         file.acknowledged = True
+        if file.base is not None:  # others may remove it from the store meanwhile
+            self._overlay.set_pending(file.bucket, file.key, file.node.info)
         self.waiting.pop(file, None)
         self.waiting[file] = self._clock() + self._seconds
         if file.staged is not None:
