@@ -245,7 +245,7 @@ class Writer:
                 self.ledger.resting.add(path)
                 if error.errno not in (errno.ESTALE, errno.EEXIST):
                     continue
-            if waited.may_conflict and not self._was_uploaded(path, waited):
+            if waited.may_conflict and not self._was_uploaded(path):
                 self.ledger.resting.add(path)
             if path in self.ledger.resting:
                 continue
@@ -253,14 +253,13 @@ class Writer:
             del self.ledger.waiting[path]
         self._back()
 
-    def _was_uploaded(self, path: str, waited: Waiting) -> bool:
-        """Return whether the store has what has waited, or else note that it is kept, if that is so."""
+    def _was_uploaded(self, path: str) -> bool:
+        """Return whether the store has what has waited. If not, the look finds whether it is kept, or was uploaded later.
+
+        A mount that starts after a kill may see an older copy while data moves, and uploads it the next time.
+        """
         found = self._foreign.version(path)
-        if found is not None and found[1] == self.ledger.state(path):
-            return True
-        if found is not None and found[1] == waited.stored:
-            self.ledger.kept(path, "conflict")
-        return False
+        return found is not None and found[1] == self.ledger.state(path)
 
     # What is done ---------------------------------------------------------------------------
 
