@@ -7,7 +7,6 @@ the disk (docs/adr/0020). With a lower priority it would fall behind where proce
 import contextlib
 import logging
 import queue
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -23,34 +22,6 @@ from aisfs.model import ByteRange
 from aisfs.system.threads import start_service_thread
 
 log = logging.getLogger(__name__)
-
-
-BEHIND_SECONDS = 1.0
-"""How long the disk may need for all that waits for it before the rest goes through the page cache."""
-_NEWEST = 0.25
-"""The share of the newest write in the rate."""
-
-
-class DiskPace:
-    """How fast the disk takes what is written past the page cache.
-
-    A long queue alone says little: where processors are busy the thread that writes falls behind, and
-    copies into new pages of the page cache would only make it slower.
-    """
-
-    def __init__(self) -> None:
-        """Start without any write."""
-        self._rate = float("inf")
-
-    def observe(self, length: int, seconds: float) -> None:
-        """Learn from one write."""
-        rate = length / max(seconds, 1e-6)
-        known = self._rate < float("inf")
-        self._rate = self._rate + _NEWEST * (rate - self._rate) if known else rate
-
-    def keeps_up(self, unwritten: int) -> bool:
-        """Return whether the disk takes so many bytes within `BEHIND_SECONDS`."""
-        return unwritten <= self._rate * BEHIND_SECONDS
 
 
 class WrongContent(Exception):
@@ -90,11 +61,12 @@ def store(
     part: Part,
     fetched: list[tuple[ByteRange, Reservation | None]],
     sums: RunningSums,
-    pace: DiskPace | None,
+    *,
+    past_page_cache: bool,
 ) -> bool:
     """Write what was fetched to disk, and return what was reserved for it and not used.
 
-    Runs in one thread. With `pace` it is written past the page cache, and its pace observed.
+    Runs in one thread.
 
     Returns:
         Whether all of it is there.
@@ -108,10 +80,7 @@ def store(
             return False
         start = gap.start - part.range.start
         content = part.content[start : start + len(gap)]
-        since = time.monotonic()
-        reservation.write(gap.start, content, past_page_cache=pace is not None)
-        if pace is not None:
-            pace.observe(len(gap), time.monotonic() - since)
+        reservation.write(gap.start, content, past_page_cache=past_page_cache)
         stored = reservation.publish(gap, content) and stored
         reservation.finish()
     if stored:

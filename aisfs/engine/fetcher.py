@@ -28,7 +28,6 @@ from aisfs.engine.batches import BatchWindow
 from aisfs.engine.buffers import COPIED_MAX, FIRST_PART, WHOLE_PART_MAX, BufferPool
 from aisfs.engine.disk import (
     BackgroundThread,
-    DiskPace,
     WrongContent,
     look,
     lost,
@@ -117,7 +116,6 @@ class Fetcher:
         self._objects = OpenObjects()  # used by any thread, as the cache is
         self._retained = RetainedParts()
         self._sums = RunningSums()  # belongs to the background thread
-        self._disk = DiskPace()
         self._changed = trio.Event()
         """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
@@ -357,10 +355,9 @@ class Fetcher:
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
-            direct = len(part.range) >= FIRST_PART and self._disk.keeps_up(self._unwritten)
+            direct = len(part.range) >= FIRST_PART
             self._unwritten += len(part.range)
-            pace = self._disk if direct else None
-            work = partial(store, cache, entry, part, missing, self._sums, pace)
+            work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
             try:
                 stored = await self._background.run(work)
             except WrongContent:

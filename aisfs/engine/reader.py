@@ -33,9 +33,9 @@ from aisfs.core.archive.tar import SparseSegment, segments_of, sparse_segments
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import LOCAL_HEADER, Stored, data_offset
 from aisfs.core.names.formats import STORED
-from aisfs.core.policy.shard_readers import Access, MemberOrder, SampleAffinity
+from aisfs.core.policy.shard_readers import Access, MemberOrder
 from aisfs.core.ranges import aligned
-from aisfs.core.views.samples import SPAN_MAX, member_span, sample_span
+from aisfs.core.views.samples import SPAN_MAX, sample_span
 from aisfs.engine.buffers import PART_MAX
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Data, OpenObject, Reading, Received
@@ -356,7 +356,6 @@ class Reader:
         self._lock = ranked_lock(Rank.MEMBER_READS)
         """Guards `_orders` and what is in them."""
         self._orders: LRUCache[tuple[Bucket, ObjectInfo], MemberReads] = LRUCache(ORDERS_MAX)
-        self._affinity = SampleAffinity()
 
     # opening, without waiting --------------------------------------------------------------------
 
@@ -573,8 +572,6 @@ class Reader:
             return await self._start(opened, stored)[0].wait()
         reading = self._fetcher.start(opened, stored)
         if not reading.ready and span != stored:
-            if self._affinity.alone((*member.id[:2], span.start), row):
-                span = member_span(index, row)
             self._fetcher.ahead(opened, span)
         return await reading.wait()
 

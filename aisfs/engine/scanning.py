@@ -8,9 +8,7 @@ cheaper: `core.policy.shard_readers` decides by what the fetcher has measured of
 """
 
 import logging
-from bisect import bisect_left
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +20,9 @@ from aisfs.cache.format import CONTENT_MAX
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.archive.zip import ZipScanner
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import DALI_SUFFIX, LabelColumn, ScanRules, dali_headers
+from aisfs.core.index.published import LabelColumn, ScanRules
 from aisfs.core.names.formats import Form
-from aisfs.core.names.listing import shard_stem
 from aisfs.core.policy.shard_readers import (
-    GLANCE_MAX,
     UNMEASURED,
     ScanPace,
     break_even,
@@ -41,7 +37,7 @@ from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.listing import Lister
 from aisfs.engine.parts import Data, OpenObject
 from aisfs.engine.unpacker import Unpacker
-from aisfs.errors import AisfsError, ShardDamaged
+from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import Scan
 
@@ -58,11 +54,6 @@ AT_ONCE_MAX = 64 << 10
 """Bytes that are scanned in less time than handing them to a thread takes."""
 LEARNED_MAX = 4 << 20
 """Bytes of the longest first piece of a scan. What is under way of it is in vain where this shard has larger members."""
-AHEAD_MAX = 8
-"""Headers under way that a scan has not come to; after as many that it never came to, the rest is
-not believed."""
-DALI_INDEX_MAX = 64 << 20
-"""Bytes of the longest DALI index that is worth fetching: a million members."""
 LOG_SECONDS = 10.0
 """Between lines of the log about scans that skip data."""
 DIRECTORIES_MAX = 1000
@@ -129,38 +120,6 @@ class ScanReport:
     """Bytes a second, as last measured."""
     even: int = 0
     """Longer data was skipped last."""
-
-
-class HeadersAhead:
-    """Fetches headers before a scan comes to them, where somebody says that they lie.
-
-    The scan believes only what it reads: a lie costs requests, and never a member.
-    """
-
-    def __init__(self, fetcher: Fetcher, opened: OpenObject, said: Sequence[int]) -> None:
-        """Fetch from `opened`; headers are `said` to be at these ascending offsets."""
-        self._fetcher = fetcher
-        self._opened = opened
-        self._said = said
-        self._asked = deque[int]()
-        """What is fetched and was not needed yet."""
-        self._needless = 0
-
-    def begin(self, piece: ByteRange) -> None:
-        """Begin to fetch what is needed after `piece`, while nobody has looked at that yet."""
-        while self._asked and self._asked[0] < piece.stop:
-            self._needless += self._asked.popleft() < piece.start
-        if len(piece) > GLANCE_MAX or self._needless > AHEAD_MAX:
-            return
-        position = self._asked[-1] + len(piece) if self._asked else piece.stop
-        while len(self._asked) < AHEAD_MAX:
-            row = bisect_left(self._said, position)
-            if row == len(self._said):
-                return
-            start = self._said[row]
-            position = min(start + len(piece), self._opened.info.size)
-            self._fetcher.start(self._opened, ByteRange(start, position), to_disk=False)
-            self._asked.append(start)
 
 
 class StreamTurns:
@@ -274,7 +233,6 @@ class TarFeeder:
 
     async def _walk(self, opened: OpenObject, sight: TarSight) -> None:
         size, read, looked_until = opened.info.size, 0, 0
-        ahead = HeadersAhead(self._fetcher, opened, await self._said_headers(opened))
         link, report = self._fetcher.link, self.report
         directory = _directory(opened.bucket, opened.info)
         pace = ScanPace(size, self._lengths.get(directory, 0))
@@ -287,7 +245,6 @@ class TarFeeder:
             rest = needed - looked_until
             piece = pace.next_piece(looked_until if 0 < rest <= (even or 0) else needed, even)
             report.even = even or UNMEASURED
-            ahead.begin(piece)
             looked, skippable = await self._look(opened, piece, sight, report.even)
             looked_until = piece.start + looked
             pace.observe(looked, skippable)
@@ -295,24 +252,6 @@ class TarFeeder:
             report.walked_read += looked
         self._lengths[directory] = min(pace.length, LEARNED_MAX)
         self._tell(opened, read)
-
-    async def _said_headers(self, opened: OpenObject) -> Sequence[int]:
-        """Return where a DALI index beside a tar says that headers are; nothing if there is none."""
-        bucket, directory = _directory(opened.bucket, opened.info)
-        name = opened.info.key.removeprefix(directory)
-        listing = self._lister.last_listing(bucket, directory) if self._lister else None
-        beside = (shard_stem(name) + DALI_SUFFIX).encode(errors="surrogateescape")
-        info = listing[beside] if listing is not None and beside in listing else None
-        if info is None or not 0 < info.size <= DALI_INDEX_MAX:
-            return ()
-        wanted = ByteRange(0, info.size)
-        try:
-            reading = self._fetcher.start(self._fetcher.open(bucket, info), wanted, to_disk=False)
-            text = bytes(await reading.wait())
-        except AisfsError as error:
-            log.debug("%s/%s: not used: %s", bucket, info.key, error)
-            return ()
-        return await trio.to_thread.run_sync(dali_headers, text, opened.info.size)
 
     async def _look(
         self, opened: OpenObject, piece: ByteRange, sight: TarSight, even: int

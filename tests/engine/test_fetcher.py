@@ -13,7 +13,6 @@ import xxhash
 
 from aisfs.cache.format import entry_id
 from aisfs.core.ranges import RangeSet
-from aisfs.engine import disk as disk_module
 from aisfs.engine import fetcher as fetcher_module
 from aisfs.engine import parts as opened_module
 from aisfs.engine.buffers import FIRST_PART, PART_MAX
@@ -360,23 +359,9 @@ async def test_what_waits_for_its_reader_stays_within_the_memory_limit():
         assert setup.store.bytes_read == 32 * MIB
 
 
-async def test_a_slow_disk_gets_the_rest_by_way_of_the_page_cache():
+async def test_long_parts_are_written_past_the_page_cache_even_if_much_waits_for_the_disk():
     cache = FakeCache()
     async with fetching(8 * MIB, cache=cache) as setup:
-        setup.fetcher._disk.observe(2 * MIB, disk_module.BEHIND_SECONDS)
-        cache.writes.clear()
-        for start in range(0, 8 * MIB, MIB):
-            await setup.read(start, start + MIB)
-        cache.writes.set()
-        await _written(cache, setup)
-        assert list(cache.direct) == [ByteRange(0, 3 * MIB)]
-        assert await setup.read(0, 8 * MIB) == setup.content
-
-
-async def test_a_quick_disk_is_written_past_the_page_cache_even_if_much_waits_for_it():
-    cache = FakeCache()
-    async with fetching(8 * MIB, cache=cache) as setup:
-        setup.fetcher._disk.observe(20 * MIB, disk_module.BEHIND_SECONDS)
         cache.writes.clear()
         for start in range(0, 8 * MIB, MIB):
             await setup.read(start, start + MIB)

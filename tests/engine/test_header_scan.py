@@ -13,7 +13,7 @@ from aisfs.core.names.listing import Listing
 from aisfs.core.policy.shard_readers import BREAK_EVEN_MIN, ScanPace
 from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import parse_label
-from aisfs.engine.scanning import AHEAD_MAX, STREAMS, WALKS, StreamTurns, TarFeeder, TarSight
+from aisfs.engine.scanning import STREAMS, WALKS, StreamTurns, TarFeeder, TarSight
 from aisfs.model import ObjectInfo
 from aisfs.settings import Scan
 from tests.core.archive.test_scanner import everything
@@ -193,72 +193,7 @@ async def test_a_scan_begins_as_that_of_the_shard_before_it_in_the_directory_end
         assert setup.store.bytes_read < 3 * len(SMALL_MEMBERS) + 12 * MIB, "of larger members"
 
 
-# With a DALI index beside it
-
-MANY = b"".join(entry(b"%02d.bin" % n, bytes(MIB)) for n in range(24)) + END
-TRUTH = b"v1.2 24\n" + b"".join(
-    b"bin %d %d %02d.bin\n" % (n * (MIB + BLOCK) + BLOCK, MIB, n) for n in range(24)
-)
-
-
-REQUESTS_MAX = 4 * 24 + 3 * AHEAD_MAX
-"""A few for each member, however the link was measured; the longest lie names a thousand places."""
-
-
-async def walked(tar: bytes, hint: bytes | None) -> tuple[object, int, int]:
-    """Scan a tar by its headers; return what was found, the requests, and the most of them at once."""
-    under_way = most = 0
-
-    async def count(call: str, _: object, key: str) -> None:
-        nonlocal under_way, most
-        if call == "read_range" and key == "x.tar":
-            under_way += 1
-            most = max(most, under_way)
-            await trio.sleep(0.002)
-            under_way -= 1
-
-    listed: dict[bytes, ObjectInfo] = {}
-    lister = SimpleNamespace(last_listing=lambda *_: listed)
-    async with fetching(memory_limit=256 * MIB, hook=count) as setup:
-        shard = setup.store.put(BUCKET, "x.tar", tar)
-        if hint is not None:
-            listed[b"x.idx"] = setup.store.put(BUCKET, "x.idx", hint)
-        before = setup.store.calls["read_range"]
-        scanner = TarScanner(len(tar))
-        feeder = TarFeeder(setup.fetcher, lister, mode=Scan.HEADERS)
-        await feeder.feed(BUCKET, shard, TarSight(scanner))
-        return everything(scanner.finish()), setup.store.calls["read_range"] - before, most
-
-
-async def test_headers_are_fetched_several_at_once_where_an_index_says_that_they_are():
-    found, requests, at_once = await walked(MANY, TRUTH)
-    assert found == (await walked(MANY, None))[0]
-    assert at_once > AHEAD_MAX
-    assert requests < REQUESTS_MAX
-
-
-@for_each(
-    "hint",
-    [
-        TRUTH[:300],
-        b"",
-        b"v1.1 2\nbin 512 9 txt 2048\n",
-        b"v1.2 1\nbin x y z\nbin -512 1 a bin 99999999999999999999999 1 b\n\n\xff",
-        b"v1.2 9\n" + b"".join(b"b %d 1 n\n" % (n * 40 * BLOCK) for n in range(1, 1200)),
-        b"not an index",
-    ],
-)
-async def test_an_index_that_lies_costs_requests_and_no_member(hint):
-    found, requests, _ = await walked(MANY, hint)
-    assert found == (await walked(MANY, None))[0]
-    assert requests < REQUESTS_MAX
-
-
-@settings(deadline=None, max_examples=60)
-@given(tars(), st.lists(st.integers(0, 400), max_size=30))
-def test_no_hint_changes_what_is_found(data, lies):
-    hint = b"v1.1 1\n" + b" ".join(b"x %d 1" % (BLOCK * row) for row in lies)
-    assert trio.run(walked, data, hint)[0] == trio.run(walked, data, None)[0]
+# Streams in turns
 
 
 @for_each(

@@ -814,8 +814,6 @@ def _check_labelled(rows: "array[int]", index: MemberIndex) -> None:
 
 DALI_SUFFIX = ".idx"
 """Of the file beside a shard, in the place of the suffix of the shard."""
-_DALI_VERSION = re.compile(rb"v1\.([12]) ")
-_DIGITS_MAX = 20
 """Of numbers in a DALI index; longer ones lie outside of any tar."""
 _BLANK = re.compile(rb"\s")
 _WIDS_NAME = re.compile(rb"((?:.*/)?.*?)\..*", re.DOTALL)
@@ -839,27 +837,6 @@ def dali_index(index: MemberIndex) -> bytes:
                 raise Unsupported(f"DALI's index cannot hold the name {os.fsdecode(name)!r}")
         lines.append(b" ".join(b"%b %d %d %b" % part[1:] for part in parts))
     return b"\n".join([*lines, b""])
-
-
-def dali_headers(text: bytes, size: int) -> list[int]:
-    """Return where a DALI index (v1.1 or v1.2) says that headers lie in a tar, in ascending order.
-
-    It is a hint: whatever it says that cannot be is left out.
-
-    Args:
-        text: The index; it may be of another tar, or anything.
-        size: Bytes of the tar.
-    """
-    first, *lines = text.split(b"\n")
-    if (version := _DALI_VERSION.match(first)) is None:
-        return []
-    words = 3 if version[1] == b"1" else 4  # v1.1 does not name the files
-    found = set[int]()
-    for line in lines:
-        for offset in line.split()[1::words]:
-            if offset.isdigit() and len(offset) < _DIGITS_MAX:
-                found.add(int(offset) - _BLOCK)
-    return sorted(at for at in found if 0 <= at < size and not at % _BLOCK)
 
 
 def _dali_parts(index: MemberIndex) -> Iterator[tuple[bytes, bytes, int, int, bytes]]:

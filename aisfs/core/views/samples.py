@@ -249,11 +249,5 @@ def sample_span(index: MemberIndex, row: int) -> ByteRange:
     stop = max(index.data_range(rows[-1]).stop, own.stop)
     stop = min(stop, index.object_size)
     if stop - start > max(SPAN_MAX, len(own)):
-        return member_span(index, row)
+        return ByteRange(own.start, min(own.stop, index.object_size))
     return ByteRange(start, stop)
-
-
-def member_span(index: MemberIndex, row: int) -> ByteRange:
-    """Return the stored bytes of one member, up to the end of the shard."""
-    own = index.data_range(row)
-    return ByteRange(own.start, min(own.stop, index.object_size))
