@@ -1,8 +1,8 @@
 """The fast path: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
 
     /dev/fuse ─▸ dispatcher ─▸ answered at once (`aisfs.fuse.handlers`)
-                     ├───────▸ READs that must wait, and CREATE, FLUSH, FSYNC and RELEASE of written
-                     │         files: the trio thread, which writes the replies to the device
+                     ├───────▸ READs that must wait, and, where files can be written, CREATE, FLUSH, FSYNC,
+                     │         RELEASE: the trio thread, which writes the replies to the device
                      └───────▸ everything else: a socket pair ─▸ pyfuse3 ─▸ reply thread ─▸ /dev/fuse
 
 A request costs one or two wake-ups, each more expensive than all the code here; through trio and

@@ -47,7 +47,7 @@ from aisfs.filesystem.writing.setattr import AttributeChanges, WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.dispatcher import failure, is_ending
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
-from aisfs.fuse.requests import HandleTable, Opened, object_of
+from aisfs.fuse.requests import HandleTable, Opened
 from aisfs.metrics import Metrics
 from aisfs.system.logs import request_log
 from aisfs.system.threads import start_service_thread
@@ -172,7 +172,7 @@ class Operations(pyfuse3.Operations):
         self._xattrs = xattrs
         self.negative_timeout = min(negative_timeout, LONGEST_TIMEOUT)
         self._on_ready = on_ready
-        self.handles = HandleTable()
+        self.handles = HandleTable(write.files if write is not None else None)
         self.before_each: Callable[[], None] = lambda: None
         """Does what the kernel asked before and pyfuse3 does not see."""
         self.lists_by_inode = False
@@ -254,9 +254,7 @@ class Operations(pyfuse3.Operations):
         if self.lists_by_inode:
             await self._readdir_by_inode(InodeT(fh), start_id, token)
             return
-        handle = self.handles[fh]
-        assert isinstance(handle, DirectoryHandle), "the kernel reads a directory it opened"
-        self._give_entries(handle, start_id, token)
+        self._give_entries(self.handles.directory(fh), start_id, token)
 
     async def _readdir_by_inode(self, ino: InodeT, start_id: int, token: ReaddirToken) -> None:
         handle = await self._unless_all_left(self._filesystem.directory(ino, start_id))
@@ -321,8 +319,7 @@ class Operations(pyfuse3.Operations):
             raise ReadOnly("the mount is read-only")
         else:
             opened = await self._filesystem.open(inode)
-        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
-        return FileInfo(fh=self._keep(opened), keep_cache=True, direct_io=bypasses)
+        return self._info(opened)
 
     @handler
     async def create(
@@ -330,8 +327,11 @@ class Operations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         """Make a file and open it."""
         entry, opened = await self._writable.creator.create(parent_inode, name, mode, flags)
-        handle = self._keep(opened)
-        return FileInfo(fh=handle, keep_cache=True), entry_attributes(entry)
+        return self._info(opened), entry_attributes(entry)
+
+    def _info(self, opened: FileHandle | OpenFile) -> FileInfo:
+        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
+        return FileInfo(fh=self._keep(opened), keep_cache=True, direct_io=bypasses)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -364,18 +364,10 @@ class Operations(pyfuse3.Operations):
         """Upload what waits; changes of names are in the store when they return, or wait as well."""
         await self._changes.flush()
 
+    @handler
     async def release(self, fh: FileHandleT) -> None:
         """Close a file for good."""
-        handle = self.handles.drop(fh)
-        ino = object_of(fh)
-        if ino is not None:  # opened by the fast path, and written by another process since
-            handle = OpenFile(ino, None)
-        if self._write is not None and isinstance(handle, FileHandle | OpenFile):
-            await self._release(handle)
-
-    @handler
-    async def _release(self, handle: FileHandle | OpenFile) -> None:
-        await self._changes.files.release(handle)
+        await self.handles.release(fh)
 
     @handler
     async def setattr(

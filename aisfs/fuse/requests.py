@@ -7,8 +7,7 @@ None of them passes pyfuse3. It would not pass the inode to `read`, a reply woul
 large ones, each would cost two wake-ups more (docs/adr/0012, docs/adr/0019), and it does not know FALLOCATE. What need not wait
 is done when the thread takes the request; the rest gets a task.
 
-The handles of files that the dispatcher opened say which inode it is, so no table is needed: pyfuse3 gets such a handle only
-when a file is closed. Its own handles count from 1.
+The handles of files that the dispatcher opened say which inode it is, so they are in no table. All others count from 1.
 
 `WriteHandlers` is what the dispatcher answers in a mount that can be written, beyond `aisfs.fuse.handlers`. There the kernel
 opens and closes with a message, since an open file may be written. Of a file that is open to read only, the dispatcher answers
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -55,68 +54,107 @@ from aisfs.metrics import Metrics, OperationTimes
 from aisfs.system.logs import NETWORK, request_log
 from aisfs.system.threads import any_thread
 
-AskedT = TypeVar("AskedT")
+log = logging.getLogger(__name__)
 
 
-class Inbox(Generic[AskedT]):
-    """Requests on their way from one thread to the other; waking it costs more than most of them."""
+class _Request(Protocol):
+    """What all of them have."""
 
-    def __init__(
-        self, serve: Callable[[trio.Nursery, AskedT], None], refuse: Callable[[AskedT], None]
-    ) -> None:
-        """Begin, in the trio thread, without requests.
+    @property
+    def unique(self) -> int: ...
 
-        Args:
-            serve: Told of each request in the trio thread; what must wait gets a task in the nursery.
-            refuse: Called with each one when the mount ends, in either thread.
-        """
-        self._serve = serve
-        self._refuse = refuse
+    @property
+    def opcode(self) -> Opcode: ...
+
+
+RequestT = TypeVar("RequestT", bound=_Request)
+
+
+class TrioRequests(Generic[RequestT]):
+    """Requests on their way from the dispatcher to the trio thread, whose waking costs more than most of them, and back."""
+
+    def __init__(self, pending: Pending, metrics: Metrics) -> None:
+        """Begin, in the trio thread, without requests; those in `pending` are answered elsewhere."""
+        self._pending = pending
+        self._metrics = metrics
         self._token = trio.lowlevel.current_trio_token()
-        self._asked: deque[AskedT] = deque()
+        self._handed_over: deque[RequestT] = deque()
         self._woken = False
         self._nursery: trio.Nursery | None = None
+        self._reply: Callable[[int, Reply], None] = lambda *_: None
 
-    def open(self, nursery: trio.Nursery) -> None:
-        """Begin to take requests; their tasks run in `nursery`."""
+    def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
+        """Begin to take requests; their tasks run in `nursery` and answer with `reply`."""
+        self._reply = reply
         self._nursery = nursery
 
     def close(self) -> None:
         """Take no more; those under way go on."""
         self._nursery = None
 
-    @property
-    def closed(self) -> bool:
-        """Whether requests are refused."""
-        return self._nursery is None
+    @any_thread
+    def _put(self, request: RequestT) -> None:
+        """Hand a request over; `tell` delivers it."""
+        self._handed_over.append(request)
 
-    def put(self, asked: AskedT) -> None:
-        """Add a request; `tell` delivers it. In the dispatcher."""
-        self._asked.append(asked)
-
+    @any_thread
     def tell(self) -> None:
-        """Wake the trio thread, so that it does what was put in. For the dispatcher."""
-        if self._asked and not self._woken:  # else it has not begun to look, and will find it too
+        """Wake the trio thread, so that it does what was handed over."""
+        if self._handed_over and not self._woken:  # else it has not begun to look, and will find it
             self._woken = True
             try:
                 self._token.run_sync_soon(self.take)
             except trio.RunFinishedError:
                 self._woken = False
-                while self._asked:
-                    self._refuse(self._asked.popleft())
+                while self._handed_over:
+                    self._refuse(self._handed_over.popleft())
 
     def take(self) -> None:
-        """Do what was put in so far. In the trio thread."""
+        """Do what was handed over so far, in the trio thread. Whatever pyfuse3 has to do came after it."""
         self._woken = False
-        while self._asked:
-            asked = self._asked.popleft()
+        while self._handed_over:
+            request = self._handed_over.popleft()
             if self._nursery is None:
-                self._refuse(asked)
+                self._refuse(request)
             else:
-                self._serve(self._nursery, asked)
+                self._begin(self._nursery, request)
 
+    def _begin(self, nursery: trio.Nursery, request: RequestT) -> None:
+        """Do what need not wait; the rest gets a task."""
+        raise NotImplementedError
 
-log = logging.getLogger(__name__)
+    def _subject(self, request: RequestT) -> str:
+        """Return what a request is about, for the log."""
+        raise NotImplementedError
+
+    @any_thread
+    def _refuse(self, request: RequestT) -> None:
+        self._answer(request, errno.EIO)
+
+    @any_thread
+    def _answer(self, request: RequestT, code: int) -> None:
+        self._send(request, abi.error_reply(request.unique, code))
+
+    @any_thread
+    def _send(
+        self,
+        request: RequestT,
+        *reply: bytes | bytearray | memoryview,
+        times: OperationTimes | None = None,
+    ) -> None:
+        """Answer a request, unless another thread has."""
+        pending = self._pending.take(request.unique)
+        if pending is None:
+            return
+        self._reply(request.opcode, reply)
+        name, seconds = request.opcode.name.lower(), time.monotonic() - pending.since
+        (times or self._metrics.trio_times).observe(name, seconds)
+        if seconds >= request_log.least:
+            request_log.answered(log, name, self._subject(request), seconds)
+
+    @any_thread
+    def _failure(self, request: RequestT, error: Exception) -> int:
+        return failure(self._metrics, request.opcode.name.lower(), error)
 
 
 class _Read(NamedTuple):
@@ -125,34 +163,22 @@ class _Read(NamedTuple):
     offset: int
     size: int
     scope: trio.CancelScope
+    opcode: Opcode = Opcode.READ
 
 
-class WaitingReads:
+class WaitingReads(TrioRequests[_Read]):
     """Takes READs from the dispatcher; at most as many at once as the kernel sends."""
 
     def __init__(
         self, filesystem: FileSystem, pending: Pending, metrics: Metrics, observer: Observer
     ) -> None:
-        """Read from `filesystem`, in tasks of the nursery that `open` gives."""
+        """Read from `filesystem`, and tell `observer` of it."""
+        super().__init__(pending, metrics)
         self._filesystem = filesystem
-        self._pending = pending
-        self._metrics = metrics
         self._observer = observer
-        self._token = trio.lowlevel.current_trio_token()
-        self._inbox: Inbox[_Read] = Inbox(self._begin, self._refuse)
-        self._reply: Callable[[int, Reply], None] = lambda *_: None
         self._by_receiver = metrics.operations.labels("read", "receiver")
         self._answering: set[int] = set()
         """Threads that receive bytes and answer a READ with them just now."""
-
-    def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
-        """Begin to take READs; their tasks run in `nursery` and answer with `reply`."""
-        self._reply = reply
-        self._inbox.open(nursery)
-
-    def close(self) -> None:
-        """Take no more; those under way go on."""
-        self._inbox.close()
 
     def hand_over(
         self,
@@ -178,15 +204,15 @@ class WaitingReads:
             unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)
         )
         read = _Read(unique, ino, offset, size, scope)
-        if self._inbox.closed:  # what is in `pending` by then is refused with all others
+        if self._nursery is None:  # what is in `pending` by then is refused with all others
             self._refuse(read)
         elif not when_here(partial(self._received, read)):
             self._to_trio(read)
 
     @any_thread
     def _to_trio(self, read: _Read) -> None:
-        self._inbox.put(read)
-        self._inbox.tell()
+        self._put(read)
+        self.tell()
 
     @any_thread
     def _received(self, read: _Read, got: Received) -> None:
@@ -194,9 +220,7 @@ class WaitingReads:
         if got is None or isinstance(got, Stale | NotFound):  # which a task knows what to do about
             self._to_trio(read)
         elif isinstance(got, Exception):
-            self._answer_with(
-                read, abi.error_reply(read.unique, failure(self._metrics, "read", got))
-            )
+            self._answer(read, self._failure(read, got))
         else:
             self._answer_received(read, got)
 
@@ -207,7 +231,7 @@ class WaitingReads:
         self._answering.add(me := threading.get_ident())
         try:
             reply = (abi.data_header(read.unique, len(data)), data)
-            self._answer_with(read, *reply, times=self._metrics.receiver_times)
+            self._send(read, *reply, times=self._metrics.receiver_times)
         finally:
             self._answering.discard(me)
         self._observer.was_read(read.ino, read.offset, len(data))
@@ -220,8 +244,8 @@ class WaitingReads:
     def _begin(self, nursery: trio.Nursery, read: _Read) -> None:
         nursery.start_soon(self._serve, read)
 
-    def _refuse(self, read: _Read) -> None:
-        self._answer_with(read, abi.error_reply(read.unique, errno.EIO))
+    def _subject(self, read: _Read) -> str:
+        return self._filesystem.describe(read.ino)
 
     async def _serve(self, read: _Read) -> None:
         """Read and answer, whatever happens."""
@@ -234,26 +258,11 @@ class WaitingReads:
                 data = await self._filesystem.read_at(read.ino, read.offset, read.size)
                 reply = (abi.data_header(read.unique, len(data)), data)
         except Exception as error:  # noqa: BLE001 - logged there
-            reply = (abi.error_reply(read.unique, failure(self._metrics, "read", error)),)
+            reply = (abi.error_reply(read.unique, self._failure(read, error)),)
         finally:
-            self._answer_with(read, *reply)
+            self._send(read, *reply)
         if data is not None:
             self._observer.was_read(read.ino, read.offset, len(data))
-
-    def _answer_with(
-        self,
-        read: _Read,
-        *reply: bytes | bytearray | memoryview,
-        times: OperationTimes | None = None,
-    ) -> None:
-        request = self._pending.take(read.unique)
-        if request is None:
-            return
-        self._reply(Opcode.READ, reply)
-        seconds = time.monotonic() - request.since
-        (times or self._metrics.trio_times).observe("read", seconds)
-        if seconds >= request_log.least:
-            request_log.answered(log, "read", self._filesystem.describe(read.ino), seconds)
 
 
 _MEMBER = 0
@@ -281,10 +290,11 @@ Opened = DirectoryHandle | FileHandle | OpenFile
 
 
 class HandleTable:
-    """Handles by their numbers. For the trio thread, and for the dispatcher, which opens new files."""
+    """Handles by their numbers. For the trio thread, and for the dispatcher, which opens and closes files, too."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, files: OpenFiles | None) -> None:
+        """Start with none; `files` can be written, if any can."""
+        self._files = files
         self._opened: dict[int, Opened] = {}
         self._numbers = count(1)
 
@@ -295,19 +305,19 @@ class HandleTable:
         return number
 
     def get(self, number: int) -> Opened | None:
-        """Return what has a number."""
-        return self._opened.get(number)
+        """Return what has a number; the dispatcher may have opened it."""
+        ino = object_of(number)
+        return self._opened.get(number) if ino is None else OpenFile(ino, None)
 
-    def __getitem__(self, number: int) -> Opened:
-        """Return what has a number, which was not closed."""
-        return self._opened[number]
+    def directory(self, number: int) -> DirectoryHandle:
+        """Return the open directory that has a number."""
+        opened = self.get(number)
+        assert isinstance(opened, DirectoryHandle), "the kernel reads a directory it opened"
+        return opened
 
     def file(self, number: int) -> FileHandle | OpenFile:
-        """Return the open file that has a number; the dispatcher may have opened it."""
-        ino = object_of(number)
-        if ino is not None:
-            return OpenFile(ino, None)
-        opened = self._opened[number]
+        """Return the open file that has a number."""
+        opened = self.get(number)
         assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
         return opened
 
@@ -318,22 +328,45 @@ class HandleTable:
             number: A handle.
             of_inode: Says which file an inode is.
         """
-        opened = self._opened.get(number)
-        ino = opened.ino if isinstance(opened, OpenFile) else object_of(number)
-        if ino is not None:
-            return of_inode(ino)
+        opened = self.get(number)
+        if isinstance(opened, OpenFile):
+            return of_inode(opened.ino)
         if not isinstance(opened, FileHandle):
             return f"handle {number}"
         member = opened.member
         inside = f"/{os.fsdecode(member.index.name(member.row))}" if member is not None else ""
         return describe(opened.node) + inside
 
-    def drop(self, number: int) -> Opened | None:
-        """Forget a number; returns what had it."""
-        return self._opened.pop(number, None)
+    def drop(self, number: int) -> None:
+        """Forget a number."""
+        self._opened.pop(number, None)
 
+    # closing for good ----------------------------------------------------------------------------
 
-TAKEN = (Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
+    async def release(self, number: int) -> None:
+        """Close a file for good."""
+        opened = self.get(number)
+        self.drop(number)
+        if self._files is not None and isinstance(opened, OpenFile):
+            await self._files.release(opened)
+
+    def try_release(self, number: int) -> bool:
+        """Do so if that need not wait; return whether it was done."""
+        opened, files = self.get(number), self._files
+        if files is not None and isinstance(opened, OpenFile) and not files.try_release(opened):
+            return False
+        self.drop(number)
+        return True
+
+    def try_release_in_thread(self, number: int) -> bool:
+        """Do so in the dispatcher, if nobody writes to the file, or it waits for its upload."""
+        opened, files = self.get(number), self._files
+        if files is None or not isinstance(opened, OpenFile):
+            return False
+        done = files.try_release_in_thread(opened)
+        if done:
+            self.drop(number)
+        return done
 
 
 class CreateArgs(NamedTuple):
@@ -352,6 +385,9 @@ class AllocateArgs(NamedTuple):
     end: int
 
 
+TAKEN = (Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
+
+
 class _Asked(NamedTuple):
     unique: int
     opcode: Opcode
@@ -359,7 +395,7 @@ class _Asked(NamedTuple):
     """The handle, or more."""
 
 
-class WriteRequests:
+class WriteRequests(TrioRequests[_Asked]):
     """Takes requests from the dispatcher; at most as many at once as the kernel sends."""
 
     def __init__(
@@ -379,35 +415,16 @@ class WriteRequests:
             metrics: Where requests are counted.
             describe: Says which file or directory an inode is, for the log.
         """
+        super().__init__(pending, metrics)
         self._describe = describe
         self._write = write
         self._handles = handles
-        self._pending = pending
-        self._metrics = metrics
         self._counts = {
             opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
         }
         self._journal_count = metrics.operations.labels("flush", "journal")
-        self._inbox: Inbox[_Asked] = Inbox(self._begin, self._refuse)
-        self._reply: Callable[[int, Reply], None] = lambda *_: None
-        self._others_ask: Callable[[], bool] = lambda: True
-
-    def open(
-        self,
-        nursery: trio.Nursery,
-        reply: Callable[[int, Reply], None],
-        others_ask: Callable[[], bool],
-    ) -> None:
-        """Begin to take requests; their tasks run in `nursery` and answer with `reply`.
-
-        `others_ask` returns whether the kernel may have another request to hand out.
-        """
-        self._reply, self._others_ask = reply, others_ask
-        self._inbox.open(nursery)
-
-    def close(self) -> None:
-        """Take no more; those under way go on."""
-        self._inbox.close()
+        self.others_ask: Callable[[], bool] = lambda: True
+        """Returns whether the kernel may have another request to hand out."""
 
     # the dispatcher thread -----------------------------------------------------------------------
 
@@ -416,7 +433,7 @@ class WriteRequests:
     ) -> None:
         """Hand a request to the trio thread. RELEASE has no waiter: it goes with the next request."""
         self._pending.add(unique, opcode, pid)
-        self._inbox.put(_Asked(unique, opcode, what))
+        self._put(_Asked(unique, opcode, what))
         if opcode != Opcode.RELEASE:
             self.tell()
 
@@ -424,7 +441,7 @@ class WriteRequests:
         """Make a file whose name is known to be free, and reply; return False if that must wait."""
 
         def made(entry: Entry, opened: OpenFile) -> None:
-            self._reply(Opcode.CREATE, self._created(unique, entry, opened))
+            self._reply(Opcode.CREATE, (self._created(unique, entry, opened),))
 
         return self._write.creator.try_create(*what, made)
 
@@ -440,23 +457,19 @@ class WriteRequests:
         self._pending.add(unique, Opcode.FLUSH, pid)
         told = partial(self._acknowledged, unique, handle)
         # While others wait for an answer here, the journal's thread waits for the disk.
-        if acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask()):
+        if acknowledger.try_begin(opened.file, told, may_wait=not self.others_ask()):
             return SILENCE if self._pending.get(unique) is not None else COUNTED
         # Not taken: it was interrupted, and answered.
         return FORWARD if self._pending.take(unique) is not None else SILENCE
 
     def try_release(self, handle: int) -> bool:
-        """Close a file for good that waits for its upload; return whether it does."""
-        opened = self._handles.get(handle)
-        waits = isinstance(opened, OpenFile) and self._write.files.try_release_waiting(opened)
-        if waits:
-            self._handles.drop(handle)
-        return waits
+        """Close a file for good if that takes no more than to count it; return whether it was done."""
+        return handle == _MEMBER or self._handles.try_release_in_thread(handle)
 
     def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
         """Answer a close. In the journal's thread, or in the dispatcher."""
         if not safe:
-            self._inbox.put(_Asked(unique, Opcode.FLUSH, handle))
+            self._put(_Asked(unique, Opcode.FLUSH, handle))
             self.tell()
             return
         request = self._pending.take(unique)
@@ -465,15 +478,7 @@ class WriteRequests:
             self._journal_count.inc()
             self._metrics.journal_times.observe("flush", time.monotonic() - request.since)
 
-    def tell(self) -> None:
-        """Wake the trio thread, so that it does what was handed over."""
-        self._inbox.tell()
-
     # the trio thread -----------------------------------------------------------------------------
-
-    def take(self) -> None:
-        """Do what was handed over so far. Whatever pyfuse3 has to do came after it."""
-        self._inbox.take()
 
     def _begin(self, nursery: trio.Nursery, asked: _Asked) -> None:
         self._counts[asked.opcode].inc()
@@ -481,73 +486,48 @@ class WriteRequests:
         if not self._done_at_once(asked):
             nursery.start_soon(self._serve, asked)
 
-    def _refuse(self, asked: _Asked) -> None:
-        self._answer(asked, errno.EIO)
-
     def _done_at_once(self, asked: _Asked) -> bool:
         """Do what need not wait; returns whether that was all."""
+        if asked.opcode != Opcode.RELEASE or not isinstance(asked.what, int):
+            return False
+        code = 0
         try:
-            if asked.opcode == Opcode.RELEASE and isinstance(asked.what, int):
-                handle = self._handles.file(asked.what)
-                if not self._write.files.try_release(handle):
-                    return False
-                self._handles.drop(asked.what)
-                self._answer(asked, 0)
-                return True
+            if not self._handles.try_release(asked.what):
+                return False
         except Exception as error:  # noqa: BLE001 - logged there
-            self._answer(asked, self._failure(asked, error))
-            return True
-        return False
+            code = self._failure(asked, error)
+        self._answer(asked, code)
+        return True
 
     async def _serve(self, asked: _Asked) -> None:
         """Do and answer, whatever happens."""
         code = errno.EIO
         try:
             if isinstance(asked.what, CreateArgs):
-                self._answer_created(asked, *await self._write.creator.create(*asked.what))
+                made = await self._write.creator.create(*asked.what)
+                self._send(asked, self._created(asked.unique, *made))
             elif isinstance(asked.what, AllocateArgs):
                 handle, end = asked.what
                 await self._write.files.allocate(self._handles.file(handle), end)
             elif asked.opcode == Opcode.RELEASE:
-                opened = self._handles.file(asked.what)
-                self._handles.drop(asked.what)
-                await self._write.files.release(opened)
+                await self._handles.release(asked.what)
             else:
-                sync = asked.opcode == Opcode.FSYNC
-                await self._write.files.flush(self._handles.file(asked.what), sync=sync)
+                opened, sync = self._handles.file(asked.what), asked.opcode == Opcode.FSYNC
+                await self._write.files.flush(opened, sync=sync)
             code = 0
         except Exception as error:  # noqa: BLE001 - logged there
             code = self._failure(asked, error)
         finally:
             self._answer(asked, code)
 
-    def _failure(self, asked: _Asked, error: Exception) -> int:
-        return failure(self._metrics, asked.opcode.name.lower(), error)
-
-    def _answer_created(self, asked: _Asked, entry: Entry, opened: OpenFile | FileHandle) -> None:
-        (reply,) = self._created(asked.unique, entry, opened)
-        self._send(asked, reply)
-
-    def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> tuple[bytes]:
+    def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> bytes:
         handle = self._handles.keep(opened)
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
         flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
-        return (abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags),)
+        return abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags)
 
-    def _answer(self, asked: _Asked, code: int) -> None:
-        self._send(asked, abi.error_reply(asked.unique, code))
-
-    def _send(self, asked: _Asked, reply: bytes) -> None:
-        request = self._pending.take(asked.unique)
-        if request is None:
-            return
-        self._reply(asked.opcode, (reply,))
-        name, seconds = asked.opcode.name.lower(), time.monotonic() - request.since
-        self._metrics.trio_times.observe(name, seconds)
-        if seconds >= request_log.least:
-            request_log.answered(log, name, self._subject(asked.what), seconds)
-
-    def _subject(self, what: CreateArgs | AllocateArgs | int) -> str:
+    def _subject(self, asked: _Asked) -> str:
+        what = asked.what
         if isinstance(what, CreateArgs):
             return f"{self._describe(what.parent)}{os.fsdecode(what.name)}"
         handle = what.handle if isinstance(what, AllocateArgs) else what
@@ -560,7 +540,6 @@ CHANGEABLE = (
     Opcode.GETATTR,
     Opcode.READDIRPLUS,
     Opcode.OPEN,
-    Opcode.RELEASE,
 )
 """Requests whose answers a change may touch."""
 
@@ -633,18 +612,18 @@ class WriteHandlers:
                 return ANSWERED
         except AisfsError:  # the trio thread runs into it too, and reports it
             pass
-        self._requests.hand_over(unique, Opcode.CREATE, what, pid)
-        return SILENCE
+        return self._hand_over(unique, Opcode.CREATE, what, pid)
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Close for good what was opened here; have the rest closed."""
-        handle = abi.handle(message)
-        if not is_fastpath_handle(handle):
-            if self._requests.try_release(handle):
-                return (abi.error_reply(unique, 0),)
-            self._requests.hand_over(unique, Opcode.RELEASE, handle, pid)
-            return SILENCE
-        return (abi.error_reply(unique, 0),) if self._files.try_close(nodeid) else FORWARD
+        """Close for good what nobody writes to, or waits for its upload; have the rest closed."""
+        handle, lock = abi.handle(message), self._files.namespace_lock
+        if lock.acquire(blocking=False):  # else the trio thread closes it after its change
+            try:
+                if self._requests.try_release(handle):
+                    return (abi.error_reply(unique, 0),)
+            finally:
+                lock.release()
+        return self._hand_over(unique, Opcode.RELEASE, handle, pid)
 
     def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Do nothing for what was opened here; a kernel before 5.16 asks all the same."""
@@ -654,18 +633,14 @@ class WriteHandlers:
         reply = self._requests.try_acknowledge(unique, handle, pid)
         if reply is not FORWARD:
             return reply
-        return self._commit(unique, Opcode.FLUSH, handle, pid)
+        return self._hand_over(unique, Opcode.FLUSH, handle, pid)
 
     def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Do nothing for what was opened here, unless it is written by others."""
         handle = abi.handle(message)
         if is_fastpath_handle(handle) and self._files.is_stored(nodeid):
             return (abi.error_reply(unique, 0),)
-        return self._commit(unique, Opcode.FSYNC, handle, pid)
-
-    def _commit(self, unique: int, opcode: Opcode, handle: int, pid: int) -> Reply:
-        self._requests.hand_over(unique, opcode, handle, pid)
-        return SILENCE
+        return self._hand_over(unique, Opcode.FSYNC, handle, pid)
 
     def fallocate(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Hand a preallocation to the trio thread; refuse holes and moved ranges.
@@ -676,7 +651,12 @@ class WriteHandlers:
         if mode:
             code = 0 if mode == FALLOC_FL_KEEP_SIZE else errno.EOPNOTSUPP
             return (abi.error_reply(unique, code),)
-        self._requests.hand_over(unique, Opcode.FALLOCATE, AllocateArgs(handle, end), pid)
+        return self._hand_over(unique, Opcode.FALLOCATE, AllocateArgs(handle, end), pid)
+
+    def _hand_over(
+        self, unique: int, opcode: Opcode, what: CreateArgs | AllocateArgs | int, pid: int
+    ) -> Reply:
+        self._requests.hand_over(unique, opcode, what, pid)
         return SILENCE
 
     def before_sleep(self) -> None:

@@ -218,14 +218,8 @@ class FastPathSession:
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
         requests = None
         if self._write is not None:
-            table = self._operations.handles
-            requests = WriteRequests(
-                self._write,
-                table,
-                pending,
-                self._metrics,
-                self._filesystem.describe,
-            )
+            handles, describe = self._operations.handles, self._filesystem.describe
+            requests = WriteRequests(self._write, handles, pending, self._metrics, describe)
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)
         negotiation = Negotiation(
@@ -293,9 +287,8 @@ class FastPathSession:
         dispatcher, device = threads.dispatcher, threads.device
         threads.reads.open(nursery, dispatcher.reply)
         if threads.requests is not None:
-            threads.requests.open(
-                nursery, dispatcher.reply, lambda: not dispatcher.alone and device.has_request()
-            )
+            threads.requests.others_ask = lambda: not dispatcher.alone and device.has_request()
+            threads.requests.open(nursery, dispatcher.reply)
         threads.notifier.start()
         end = partial(self._ended, threads.pending, nursery)
         threads.dispatcher.start(lambda: self._token.run_sync_soon(end))

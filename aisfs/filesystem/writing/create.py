@@ -184,18 +184,6 @@ class OpenFiles:
         self.readers[ino] += 1
         return True
 
-    def try_close(self, ino: int) -> bool:
-        """Close what `try_open` opened, if that takes no more than to count it; else do nothing.
-
-        For the fast path, which holds `namespace_lock`.
-        """
-        if split_member(ino) is not None:  # members never change, so their readers are not counted
-            return True
-        if ino in self._files.by_ino:
-            return False
-        self._close_reader(ino)
-        return True
-
     def _close_reader(self, ino: int) -> None:
         self.readers[ino] -= 1
         if not self.readers[ino]:
@@ -279,9 +267,9 @@ class OpenFiles:
         """Return whether an fsync of what `try_open` opened has nothing to do: nobody writes to it here."""
         return ino not in self._files.by_ino
 
-    async def release(self, handle: OpenFile | FileHandle) -> None:
+    async def release(self, handle: OpenFile) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
-        if isinstance(handle, OpenFile) and not self.try_release(handle):
+        if not self.try_release(handle):
             file = self._end(handle)
             if file is None:
                 return
@@ -290,14 +278,12 @@ class OpenFiles:
             if not file.handles:
                 await self._committer.settle_unopened(file)
 
-    def try_release(self, handle: OpenFile | FileHandle) -> bool:
+    def try_release(self, handle: OpenFile) -> bool:
         """Close a handle for good if that need not wait; else do nothing. Return whether it was.
 
         What could not be written goes here: the kernel does not wait for a RELEASE, and an open that follows
         must not see it.
         """
-        if not isinstance(handle, OpenFile):
-            return False
         file = handle.file or self._files.by_ino.get(handle.ino)
         fails = file is not None and file.write_error is not None
         if file is not None and (
@@ -312,12 +298,15 @@ class OpenFiles:
         return True
 
     @any_thread
-    def try_release_waiting(self, handle: OpenFile) -> bool:
-        """Close a handle for good, if its file waits for its upload; returns whether it does.
+    def try_release_in_thread(self, handle: OpenFile) -> bool:
+        """Close a handle for good, if its file is stored, or waits for its upload; return whether that is so.
 
         For the fast path, which holds `namespace_lock`.
         """
         file = handle.file
+        if file is None and handle.ino not in self._files.by_ino:
+            self._close_reader(handle.ino)
+            return True
         if file is None or not file.waits or not file.lock.take_in_thread():
             return False
         try:
