@@ -13,11 +13,10 @@ import trio
 from aisfs.core.checksums import is_known
 from aisfs.core.names.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.engine.writing.appender import END_MARK, Appender, NewMember
-from aisfs.engine.writing.record import StagedRecord, version_text
+from aisfs.engine.writing.on_disk import StagedRecord, StagingErrors, version_text
 from aisfs.engine.writing.staging import StagingArea
 from aisfs.engine.writing.unsent import (
     LostPart,
-    StagingErrors,
     UnsentFile,
     adopt_dead_sessions,
     lost_parts,

@@ -25,14 +25,8 @@ import msgspec
 import trio
 
 from aisfs.core.names.sources import DirectorySource, Everything, Source, absolute, parse_sources
-from aisfs.engine.writing.unsent import (
-    DATA,
-    PARKED,
-    RECORD,
-    StagingErrors,
-    lost_parts,
-    unsent_files,
-)
+from aisfs.engine.writing.on_disk import DATA, LOCK, StagingErrors
+from aisfs.engine.writing.unsent import Session, lost_parts, unsent_files
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -437,7 +431,8 @@ def _staged(directory: Path) -> Check:
     try:
         with StagingErrors(directory):
             files, lost = unsent_files(directory), lost_parts(directory)
-            left = [path for session in _dead_sessions(directory) for path in _dirty(session)]
+            dirty = (path for session in _dead_sessions(directory) for path in session.dirty())
+            left = {path.with_suffix(DATA) for path in dirty} - {file.path for file in files}
     except AisfsError as error:
         return wrong(name, str(error), "run this as the user who mounts")
     if lost:
@@ -450,20 +445,13 @@ def _staged(directory: Path) -> Check:
     return wrong(name, found, "aisfs recover lists them; --upload or --drop ends that")
 
 
-def _dead_sessions(directory: Path) -> Iterator[Path]:
+def _dead_sessions(directory: Path) -> Iterator[Session]:
     """Find what daemons left that were killed: sessions whose lock nobody holds."""
     held = {line.split()[-3].rpartition(":")[2] for line in LOCKS.read_text().splitlines()}
-    for session in sorted(directory.iterdir()) if directory.is_dir() else ():
-        with suppress(FileNotFoundError):  # it is only just beginning, or ending
-            if session.name != PARKED and str((session / "lock").stat().st_ino) not in held:
-                yield session
-
-
-def _dirty(session: Path) -> Iterator[Path]:
-    for record in sorted(session.glob(f"*{RECORD}")):
-        with suppress(FileNotFoundError):
-            if record.stat().st_size and record.with_suffix(DATA).exists():
-                yield record.with_suffix(DATA)
+    for lock in sorted(directory.glob(f"*/{LOCK}")):
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            if str(lock.stat().st_ino) not in held:
+                yield Session.at(lock.parent)
 
 
 CONFIGURATION = Path("/etc/fuse.conf")

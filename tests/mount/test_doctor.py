@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.engine.writing.record import StagedRecord
+from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.model import Bucket
 from tests.mount.content import fill
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server

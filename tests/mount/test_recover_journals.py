@@ -60,11 +60,11 @@ def test_a_damaged_content_is_reported_until_somebody_decides(journal: tuple[Wri
         assert (code, said.count(": uploaded\n")) == (1, uploads)
         assert "/f07: its 13 bytes are damaged" in complaint
     assert stored(place) == {name: content for name, content in FILES.items() if name != "f07"}
-    assert len(list(place.staging.glob("parked/*.journal"))) == 1
+    assert len(list(place.staging.glob("*/*.journal"))) == 1
     code, said, _ = recover(place, "--drop", str(place.files / "f07"))
     assert (code, said) == (0, f"{place.files / 'f07'}: dropped\n")
     assert recover(place) == (0, "", "")
-    assert list(place.staging.glob("parked/*.journal")) == []
+    assert list(place.staging.glob("*/*.journal")) == []
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "empty"])
@@ -89,10 +89,10 @@ def test_what_is_lost_is_reported_and_the_rest_is_uploaded(
     code, _, complaint = recover(place)
     assert code == 1
     assert "aisfs recover --drop" in complaint
-    assert len(list(place.staging.glob("parked/*.journal"))) == 1
+    assert len(list(place.staging.glob("*/*.journal"))) == 1
     assert recover(place, "--drop", "--all")[0] == 0
     assert recover(place) == (0, "", "")
-    assert list(place.staging.glob("parked/*.journal")) == []
+    assert list(place.staging.glob("*/*.journal")) == []
 
 
 # two mounts ---------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def name(place: Writable) -> str:
 
 def kept_since(place: Writable, before: int) -> list[bytes]:
     """What is kept for `aisfs recover`; a program does not wait for that, only the next one who looks."""
-    assert eventually(lambda: len(place.parked()) > before)
-    return [path.with_suffix(".data").read_bytes() for path in place.parked()[before:]]
+    assert eventually(lambda: len(place.unsent()) > before)
+    return [path.with_suffix(".data").read_bytes() for path in place.unsent()[before:]]
 
 
 def test_appending_keeps_what_is_there(place: Writable, name: str):
@@ -328,7 +328,7 @@ def test_a_directory_is_not_renamed_onto_one_with_something_in_it(place: Writabl
 def test_what_another_client_makes_meanwhile_is_kept_beside_ours(
     place: Writable, name: str, flags: int
 ):
-    before = len(place.parked())
+    before = len(place.unsent())
     fd = os.open(place.path / name, os.O_WRONLY | os.O_CREAT | flags)
     os.write(fd, b"ours")
     place.put(name, THEIRS)
@@ -343,7 +343,7 @@ def test_what_another_client_makes_meanwhile_is_kept_beside_ours(
 def test_what_another_client_writes_meanwhile_is_kept_beside_ours(
     place: Writable, name: str, again: bool
 ):
-    before = len(place.parked())
+    before = len(place.unsent())
     (place.path / name).write_bytes(b"base ")
     fd = os.open(place.path / name, os.O_WRONLY | os.O_APPEND)
     if again:

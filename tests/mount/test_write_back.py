@@ -156,7 +156,7 @@ def test_unmounting_uploads_all(command: str, fastpath: bool, tmp_path: Path):
             subprocess.run(["fusermount3", "-u", place.path], check=True, timeout=30)
     assert stored(place) == FILLED
     assert recover(place) == (0, "", "")
-    assert [path.name for path in place.staging.iterdir()] == ["parked"]
+    assert list(place.staging.iterdir()) == []
 
 
 def test_it_is_uploaded_when_its_time_has_come(fastpath: bool, tmp_path: Path):
@@ -221,7 +221,7 @@ def test_what_another_client_writes_while_a_file_waits_stays(
         code, told = flush(place)
         assert code, told
         assert place.stored(name) == b"theirs"
-        assert [kept.with_suffix(".data").read_bytes() for kept in place.parked()] == [b"ours"]
+        assert [kept.with_suffix(".data").read_bytes() for kept in place.unsent()] == [b"ours"]
         assert path.read_bytes() == b"theirs"
         assert recover(place, "--drop", "--all")[0] == 0
         assert flush(place)[0] == 0
@@ -367,7 +367,7 @@ def test_recover_uploads_what_was_closed(killed: Writable):
     assert said.count(": uploaded\n") == len(FILLED)
     assert stored(killed) == FILLED
     assert recover(killed)[1].count("\n") == 2, "what was not closed is only listed"
-    assert [path.suffix for path in (killed.staging / "parked").glob("*.journal")] == []
+    assert [path.suffix for path in killed.staging.glob("*/*.journal")] == []
 
 
 @pytest.mark.parametrize("words", [["umount"], ["umount", "--lazy"]])
@@ -550,7 +550,7 @@ def test_an_upload_that_fails_for_good_is_told(fastpath: bool, tmp_path: Path):
         with pytest.raises(PermissionError), open(place.path / "bad2", "rb+") as file:
             os.fsync(file.fileno())
         place.server.faults([])
-        assert eventually(lambda: len(place.parked()) == 2)
+        assert eventually(lambda: len(place.unsent()) == 2)
         assert recover(place, "--upload", "--all")[0] == 0
         assert place.stored("bad") == b"kept"
         assert flush(place)[0] == 0

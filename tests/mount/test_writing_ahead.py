@@ -338,7 +338,7 @@ def test_dropped_while_the_cluster_is_away(tmp_path: Path, fastpath: bool):
         assert done.returncode == 0
         assert b"ais://b/f: dropped" in done.stdout
         assert b"parts of ais://b/f stay in the cluster" in done.stderr
-        assert place.parked() == []
+        assert place.unsent() == []
 
 
 def test_unmounted_while_it_is_written(tmp_path: Path, fastpath: bool):
@@ -351,7 +351,7 @@ def test_unmounted_while_it_is_written(tmp_path: Path, fastpath: bool):
         with pytest.raises(OSError, match="not connected"):
             os.close(descriptor)
         assert place.uploads() == []
-        assert len(place.parked()) == 1
+        assert len(place.unsent()) == 1
 
 
 def test_the_server_forgets_the_parts(tmp_path: Path, fastpath: bool):
@@ -386,7 +386,7 @@ def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, fastp
         write(descriptor, CONTENT)
         with pytest.raises(OSError, match="timed out"):
             os.close(descriptor)
-        assert eventually(lambda: len(place.parked()) == 1)
+        assert eventually(lambda: len(place.unsent()) == 1)
         place.server.faults([])
         done = aisfs("recover", "--staging-dir", place.staging, "--upload", "--all", "--force")
         assert done.returncode == 0, done.stderr

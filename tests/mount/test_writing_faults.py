@@ -20,7 +20,7 @@ from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
 from tests.mount.faulty_stores import FaultyStore, Rule, faulty_store
 from tests.mount.test_writing_shards_faults import padded
-from tests.mount.writable import writable
+from tests.mount.writable import records_of_unsent, writable
 from tests.support.for_each import for_each
 from tests.support.mounts import Mount, eventually
 
@@ -84,8 +84,8 @@ class Place:
     def path(self) -> Path:
         return self.mount.path
 
-    def parked(self) -> list[Path]:
-        return sorted((self.staging / "parked").glob("*.json"))
+    def unsent(self) -> list[Path]:
+        return records_of_unsent(self.staging)
 
     def recover(self, *words: str) -> str:
         """Run `aisfs recover`, which succeeds."""
@@ -95,7 +95,7 @@ class Place:
 
     def forget(self) -> None:
         """Have nothing be left of a test."""
-        for record in self.parked():
+        for record in self.unsent():
             record.with_suffix(".data").unlink()
             record.unlink()
 
@@ -144,7 +144,7 @@ def test_what_passes_is_retried(fault: str, place: Place):
     with place.store.failing(rule_of(fault, 1 if fault == "silence" else 2)):
         path.write_bytes(NEW)
     assert place.store.stored(path.name) == path.read_bytes() == NEW
-    assert place.parked() == []
+    assert place.unsent() == []
 
 
 @pytest.mark.parametrize("old", [OLD, None], ids=["overwritten", "new"])
@@ -161,14 +161,14 @@ def test_what_stays_is_the_error_of_close(fault: str, old: bytes | None, place: 
         return
     assert code in ({errno.ENOSPC} if "507" in fault else IN_TIME)
     assert place.store.stored(path.name) in ((old, NEW) if fault in LOST else (old,))
-    assert eventually(lambda: len(place.parked()) == 1)
+    assert eventually(lambda: len(place.unsent()) == 1)
     assert path.name in place.recover()
     if fault not in LOST:
         assert path.exists() == (old is not None)
         assert old is None or path.read_bytes() == old
     place.recover("--upload", "--all", *(["--force"] if fault in LOST else []))
     assert place.store.stored(path.name) == NEW
-    assert place.parked() == []
+    assert place.unsent() == []
 
 
 @both
@@ -181,7 +181,7 @@ def test_a_failed_fsync_can_be_repeated(place: Place):
         assert place.store.stored("repeated") is None
         os.fsync(file.fileno())
         assert place.store.stored("repeated") == NEW
-    assert place.parked() == []
+    assert place.unsent() == []
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_the_server_dies_and_comes_back(place: Place):
     with place.store.gone(), pytest.raises(OSError, match=r"."):
         file.close()
     assert place.store.stored("f") == OLD
-    assert eventually(lambda: len(place.parked()) == 1)
+    assert eventually(lambda: len(place.unsent()) == 1)
     assert (place.path / "f").read_bytes() == OLD
     place.recover("--upload", "--all")
     assert place.store.stored("f") == NEW
@@ -330,7 +330,7 @@ def test_the_daemon_dies_while_it_uploads(kind: str):
         # A cloud does not tell whether the object is our own.
         place.recover("--upload", "--all", *(["--force"] if kind == "s3" else []))
         assert place.store.stored("f") == NEW
-        assert place.parked() == []
+        assert place.unsent() == []
 
 
 def members(shard: bytes | None) -> dict[str, bytes]:
@@ -352,7 +352,7 @@ def test_new_members_of_a_shard(fault: str, place: Place):
         assert errno_of(lambda: (folder / "z").write_bytes(b"z")) in IN_TIME
     if fault not in LOST:
         assert members(store.stored(key)) == expected
-    assert eventually(lambda: len(place.parked()) == 1)
+    assert eventually(lambda: len(place.unsent()) == 1)
     place.recover("--upload", "--all")
     assert members(store.stored(key)) == {**expected, "z": b"z"}
     assert store.stored(key).count(b"ustar") == 3

@@ -216,7 +216,7 @@ def test_recover_names_local_files_by_their_path(tmp_path: Path):
         with pytest.raises(IsADirectoryError):
             file.close()
         staging = ("--staging-dir", str(place.staging))
-        assert eventually(lambda: place.parked() != [])
+        assert eventually(lambda: place.unsent() != [])
         path = str(place.files / "sub")
         listed = aisfs("recover", *staging)
         assert listed.stdout.splitlines()[0].split()[-1] == path.encode()

@@ -341,7 +341,7 @@ def test_what_cannot_be_added_to_says_so_at_once(place: Writable, tmp_path: Path
                 attempt()
             assert caught.value.errno == code, key
         assert place.stored(key) == content
-    assert place.parked() == []
+    assert place.unsent() == []
 
 
 @pytest.mark.parametrize("shards", ["dir", "both"])

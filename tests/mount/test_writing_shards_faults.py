@@ -90,7 +90,7 @@ def listed(place: Writable) -> list[str]:
 def recover(place: Writable) -> None:
     done = aisfs("recover", "--staging-dir", place.staging, "--upload", "--all")
     assert done.returncode == 0, done.stderr
-    assert place.parked() == []
+    assert place.unsent() == []
 
 
 def set_rule(place: Writable, rule: dict[str, Any], times: int) -> None:
@@ -128,7 +128,7 @@ def test_what_passes_is_retried(fault: str, place: Writable):
     (place.path / "3.tar.d" / "y").write_bytes(b"y" * 50_000)
     (place.path / "3.tar.d" / "z").write_bytes(b"z")
     assert members(place, "3.tar") == {"x": b"x", "y": b"y" * 50_000, "z": b"z"}
-    assert place.parked() == []
+    assert place.unsent() == []
 
 
 @pytest.mark.parametrize("fault", sorted(set(PASSING) - {"the reply lost"}))
@@ -139,7 +139,7 @@ def test_what_stays_is_the_error_of_close(fault: str, place: Writable):
         (folder / "y").write_bytes(b"y" * 50_000)
     place.server.faults([])
     assert members(place, "3.tar") == {"x": b"x"}
-    assert eventually(lambda: len(place.parked()) == 1)
+    assert eventually(lambda: len(place.unsent()) == 1)
     (folder / "z").write_bytes(b"z")
     recover(place)
     assert members(place, "3.tar") == {"x": b"x", "y": b"y" * 50_000, "z": b"z"}
@@ -219,7 +219,7 @@ def test_the_server_dies_and_comes_back(tmp_path: Path):
             with pytest.raises(OSError, match=r"."):
                 file.close()
             assert place.stored("s.tar") == old
-            assert eventually(lambda: len(place.parked()) == 1)
+            assert eventually(lambda: len(place.unsent()) == 1)
             with running_server(base / "store", port=port, traps=True):
                 recover(place)
                 (folder / "z").write_bytes(b"z")
@@ -232,7 +232,7 @@ def test_a_shard_that_is_gone_comes_back_by_force_only(place: Writable):
     place.delete("3.tar")
     with pytest.raises(OSError, match=r"."):
         file.close()
-    assert eventually(lambda: len(place.parked()) == 1)
+    assert eventually(lambda: len(place.unsent()) == 1)
     words = ["recover", "--staging-dir", place.staging, "--upload", "--all"]
     assert aisfs(*words).returncode == 1
     assert place.stored("3.tar") is None

@@ -16,6 +16,7 @@ from typing import Any
 
 import requests
 
+from aisfs.engine.writing.unsent import unsent_files
 from tests.contract.subjects import CLUSTER, send
 from tests.support.mounts import Mount, aisfs, mounted
 from tests.support.servers import RunningServer, running_server
@@ -178,8 +179,17 @@ class Writable:
         """Give the files with staged bytes."""
         return [path for path in self.staging.rglob("*.data") if path.stat().st_size]
 
-    def parked(self) -> list[Path]:
-        return sorted((self.staging / "parked").glob("*.json"))
+    def unsent(self) -> list[Path]:
+        """Give the records of the staged files that `aisfs recover` lists."""
+        return records_of_unsent(self.staging)
+
+
+def records_of_unsent(staging: Path) -> list[Path]:
+    """Give the records of staged files that were given up, in the order in which they were."""
+    found = [one.path for one in unsent_files(staging) if not one.acknowledged]
+    return sorted(
+        (path.with_suffix(".json") for path in found), key=lambda path: path.stat().st_mtime_ns
+    )
 
 
 def _allocated(folder: Path) -> int:

@@ -1,7 +1,5 @@
 """The journal of one daemon: small files that were closed, safe on the local disk, and wait for their upload.
 
-    STAGING/<session>/N.journal    frames (`engine.writing.unsent`)
-
 Files that are closed at the same time share one flush of the disk. A file that is closed alone is written by the thread that
 closes it, if the disk is quick, which saves two wake-ups. A journal has a fixed size and is filled with zeros
 before it is used: flushing overwritten bytes does not wait for the file system's own journal. It is removed when
@@ -20,8 +18,13 @@ from pathlib import Path
 
 import trio
 
-from aisfs.engine.writing import unsent as frames
-from aisfs.engine.writing.unsent import JOURNAL, StagingErrors, park_journals
+from aisfs.engine.writing.on_disk import (
+    JOURNAL,
+    StagingErrors,
+    content_at,
+    encode,
+    session_seed,
+)
 from aisfs.errors import AisfsError, OutOfSpace, Unavailable
 from aisfs.stores.port import FileContent, PartOfContent
 from aisfs.system.locks import Rank, ranked_lock
@@ -197,7 +200,7 @@ class Journal:
     ) -> None:
         """Write to the directory of a staging session; `take` and `give_back` count its bytes."""
         self._session = session
-        self._seed = frames.session_seed(session.name)
+        self._seed = session_seed(session.name)
         self._take = take
         self._give_back = give_back
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
@@ -326,11 +329,10 @@ class Journal:
         return outcomes[0]
 
     def close(self) -> None:
-        """End the thread after what was asked for; keep for `aisfs recover` what has not ended."""
+        """End the thread after what was asked for; what has not ended stays."""
         self._asked.put(None)
         self._thread.join()
         self._segments.clear()
-        park_journals(self._session)
 
     # the journal's thread ------------------------------------------------------------------------
 
@@ -442,14 +444,14 @@ class Journal:
         self._written_ns = max(
             self._written_ns + 1, time.time_ns()
         )  # in order, if the clock is not
-        return frames.encode(
+        return encode(
             self._serial, mtime_ns, serials, record, content,
             written_ns=self._written_ns, seed=self._seed, capacity=JOURNAL_BYTES,
         )  # fmt: skip
 
     def _add(self, frame: bytes, size: int, mtime_ns: int, segment: JournalSegment) -> JournalEntry:
         """Take the last frame, with so many bytes of content, to be written to a journal."""
-        at = frames.content_at(frame, size)
+        at = content_at(frame, size)
         return JournalEntry(self._serial, segment, segment.add(frame) + at, size, mtime_ns)
 
     def _has_room(self, size: int) -> bool:

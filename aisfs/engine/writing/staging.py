@@ -1,18 +1,13 @@
 """Keeps files that are being written on the local disk until the store has them.
 
-    STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
-    STAGING/<session>/lock     locked by the daemon for as long as it lives
-    STAGING/<session>/N.data   the bytes, sparse
-    STAGING/<session>/N.json   the record (`engine.writing.record`); empty, or not there, unless N.data is dirty
-    STAGING/<session>/N.journal  see `engine.writing.journal`
+`engine.writing.on_disk` says how they lie there. Making and removing files is what a small staged file would cost most, so a few
+empty ones wait for the next to be written.
 
-Making and removing files is what a small staged file would cost most, so a few empty ones wait for the
-next to be written. A record that is not whole belongs to a change that was never acknowledged.
-
-What a daemon that was killed leaves behind is for `engine.writing.unsent`. All of it is synchronous: the files
-are in the page cache, and what survives is what survives the end of a process.
+What a daemon leaves behind is for `engine.writing.unsent`. All of it is synchronous: the files are in the page cache, and what
+survives is what survives the end of a process.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -26,17 +21,15 @@ from pathlib import Path
 from msgspec import structs
 
 from aisfs.engine.writing.journal import Journal, JournalEntry
-from aisfs.engine.writing.record import StagedRecord
-from aisfs.engine.writing.unsent import (
+from aisfs.engine.writing.on_disk import (
     DATA,
-    PARKED,
+    LOCK,
+    RECORD,
+    StagedRecord,
     StagingErrors,
-    StagingSlot,
-    adopt_dead_sessions,
-    of_staging_disk,
-    park,
-    unsent_files,
+    all_of_staging_disk,
 )
+from aisfs.engine.writing.unsent import adopt_dead_sessions, end_session, unsent_files
 from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
 from aisfs.stores.port import FileContent, UploadAhead
 from aisfs.system import locks
@@ -52,6 +45,128 @@ FILE_MAX = 1 << 43
 """Bytes that `df` shows as the size of a mount: 8 TiB. No larger file could be stored."""
 _SPARE_MOST = 16
 """Empty files kept for the next; more are rarely open at once."""
+
+
+@all_of_staging_disk
+class StagingSlot:
+    """A file for bytes, and one for the record beside it; empty when not in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recorded = False
+        """Whether there is something in the record, or may be: the bytes must stay what they are then."""
+        self._record_path = str(path.with_suffix(RECORD))
+        self.data = _make(str(path))
+        try:
+            self._record = _make(self._record_path)
+        except BaseException:
+            os.close(self.data)
+            with suppress(OSError):
+                path.unlink()
+            raise
+
+    # bytes ---------------------------------------------------------------------------------------
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; shorter only at the end."""
+        return os.pread(self.data, size, offset)
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Write; return how many bytes."""
+        return os.pwrite(self.data, data, offset)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros."""
+        os.ftruncate(self.data, size)
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """Keep a time with the bytes."""
+        os.utime(self.data, ns=(mtime_ns, mtime_ns))
+
+    def begin(self) -> None:
+        """Begin to use it again: a recovery takes the time of the bytes for when the file was made."""
+        os.utime(self.data)
+
+    # the record ----------------------------------------------------------------------------------
+
+    def record(self, record: bytes) -> None:
+        """Write a record, encoded, whole or not at all."""
+        if self.recorded:
+            self._replace_record(record)
+            return
+        self.recorded = True
+        try:
+            self.write_record(record)
+        except BaseException:
+            self.clear_record()
+            raise
+
+    def write_record(self, record: bytes) -> None:
+        """Write a record to a file that is empty."""
+        if os.pwrite(self._record, record, 0) < len(record):
+            raise OSError(errno.ENOSPC, "not all of a record was written")
+
+    def _replace_record(self, record: bytes) -> None:
+        temporary = f"{self._record_path}.tmp"
+        new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        old, self._record = self._record, new
+        try:
+            self.write_record(record)
+            os.rename(temporary, self._record_path)
+        except BaseException:
+            self._record, old = old, new
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        finally:
+            os.close(old)
+
+    def clear_record(self) -> None:
+        """Mark the bytes as no longer needed."""
+        os.ftruncate(self._record, 0)
+        self.recorded = False
+
+    def fill(self, content: bytes, record: StagedRecord, mtime_ns: int) -> None:
+        """Write bytes and record, and return once the disk has them."""
+        view = memoryview(content)
+        while view:
+            view = view[os.pwrite(self.data, view, len(content) - len(view)) :]
+        self.set_mtime(mtime_ns)
+        os.fsync(self.data)
+        self.record(record.encode())
+        os.fsync(self._record)
+
+    # the end -------------------------------------------------------------------------------------
+
+    def empty(self) -> None:
+        """Free the disk; the record is cleared already."""
+        os.ftruncate(self.data, 0)
+
+    def remove(self) -> None:
+        """Remove both files, the record first."""
+        try:
+            Path(self._record_path).unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """Remove both files if what is done with them fails."""
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self.data)
+        os.close(self._record)
+
+
+def _make(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 class StagedFile:
@@ -238,17 +353,15 @@ class StagedFile:
         self._area.give_back(self.size)
         self._area.open.discard(self)
 
-    def park(self, reason: str) -> None:
-        """Keep it for `aisfs recover`, since it could not be uploaded.
+    def give_up(self, reason: str) -> None:
+        """Leave it to `aisfs recover`, since it could not be uploaded.
 
-        Should the disk refuse that, it stays in the session, where it is found after the end of the mount.
+        Should the disk refuse that, it is found after the end of the mount.
         """
         record = self.record
-        assert record is not None, "only what is dirty is parked"
+        assert record is not None, "only what is dirty is given up"
         with self._area.tidying():
             self.mark_dirty(structs.replace(record, reason=reason))
-        with self._area.tidying():
-            park(self._area.directory, self.path)
         self._slot.close()
         self._area.give_back(self.size)
         self._area.open.discard(self)
@@ -263,7 +376,7 @@ class StagingArea:
     """Where small files that were closed wait for their upload, if they may."""
 
     def __init__(self, directory: Path, limit: int, *, journal: bool = False) -> None:
-        """Start a session, and park what dead sessions left dirty.
+        """Start a session, and end those of daemons that were killed.
 
         Args:
             directory: Shared by the daemons of one user.
@@ -288,10 +401,10 @@ class StagingArea:
         """Whether it was logged that the disk fails."""
         self._session = directory / uuid.uuid4().hex[:12]
         try:
-            locks.make_directory(directory / PARKED)
+            locks.make_directory(directory)
             self._session.mkdir(mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock = os.open(self._session / "lock", flags, 0o600)
+            self._lock = os.open(self._session / LOCK, flags, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             adopt_dead_sessions(directory)
         except OSError as error:
@@ -407,40 +520,29 @@ class StagingArea:
         """Count the bytes of unsent files."""
         self._unsent = sum(found.size for found in unsent_files(self.directory))
 
-    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
-        """Keep what is in the journal for `aisfs recover`, since it could not be uploaded; return where."""
-        slot = StagingSlot(self._session / f"parked-{entry.serial}{DATA}")
+    def give_up_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
+        """Leave what is in the journal to `aisfs recover`, since it could not be uploaded; return where."""
+        slot = self._new_slot()
         with StagingErrors(slot.path), slot.removed_on_error():
             slot.fill(entry.read(0, entry.size), record, mtime_ns)
-            parked = park(self.directory, slot.path)
-            slot.close()
+        slot.close()
         self.count_unsent()
-        return parked
+        return slot.path
 
     def close(self) -> None:
-        """End the session; what is still dirty is parked, anything else removed.
+        """End the session; what is still dirty is left to `aisfs recover`, anything else removed.
 
         What the disk refuses stays for the next mount, as after the end of a process.
         """
         if self.journal is not None:
-            with self.tidying():
-                self.journal.close()
+            self.journal.close()
         for staged in list(self.open):
             if staged.is_dirty:
-                staged.park("the mount ended before it was uploaded")
+                staged.give_up("the mount ended before it was uploaded")
             else:
                 staged.discard()
         for slot in self._spare:
-            with self.tidying():
-                slot.remove()
+            slot.close()
         with self.tidying():
-            self._end_session()
+            end_session(self._session)
         os.close(self._lock)
-
-    @of_staging_disk
-    def _end_session(self) -> None:
-        """Remove the directory of the session, unless there is something left in it."""
-        lock = self._session / "lock"
-        if os.listdir(self._session) == [lock.name]:
-            lock.unlink()
-            self._session.rmdir()

@@ -26,7 +26,7 @@ from aisfs.engine.index_sources import IndexBucket
 from aisfs.engine.shards import Indexer
 from aisfs.engine.writing.appender import END_MARK, Appender, NewMember, load
 from aisfs.engine.writing.journal import CONTENT_MAX, Journal, JournalEntry
-from aisfs.engine.writing.record import StagedRecord, version_text
+from aisfs.engine.writing.on_disk import StagedRecord, version_text
 from aisfs.engine.writing.staging import NEVER, StagedFile, StagingArea
 from aisfs.errors import (
     AisfsError,
@@ -319,9 +319,9 @@ class Writer:
             if ahead is not None:
                 await ahead.abandon()
 
-    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
-        """Keep what is in the journal for `aisfs recover`; return where."""
-        return self._staging.park_entry(entry, record, mtime_ns)
+    def give_up_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
+        """Leave what is in the journal to `aisfs recover`; return where."""
+        return self._staging.give_up_entry(entry, record, mtime_ns)
 
     @property
     def journal(self) -> Journal | None:

@@ -22,7 +22,7 @@ from aisfs.core.names.listing import is_shard
 from aisfs.engine.overlay import Overlay
 from aisfs.engine.writing.appender import Appended
 from aisfs.engine.writing.journal import Journal, JournalEntry, Outcome
-from aisfs.engine.writing.record import StagedRecord
+from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.engine.writing.staging import StagedFile
 from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
@@ -75,7 +75,7 @@ class Acknowledger:
         self._most = writer.journaled_most
         self._refused_until = float("-inf")
         """The disk has refused an entry: closes wait for the store before it is tried again."""
-        self._parked: dict[Path, tuple[str, AisfsError]] = {}
+        self._given_up: dict[Path, tuple[str, AisfsError]] = {}
         """Files that could not be uploaded: their names, and why."""
         self.waiting: dict[WrittenFile, float] = {}
         """When each file is due, the first one first. The journal's thread adds, the trio thread
@@ -264,18 +264,18 @@ class Acknowledger:
         """Wait until nothing that was ended so far would be uploaded after a crash."""
         await self._journal.settled()
 
-    def park(self, file: WrittenFile, error: AisfsError) -> None:
-        """Keep what cannot be uploaded for `aisfs recover`."""
+    def give_up(self, file: WrittenFile, error: AisfsError) -> None:
+        """Leave what cannot be uploaded to `aisfs recover`."""
         assert file.entry is not None, "what was acknowledged is in the journal"
         record = structs.replace(self._record(file), reason=str(error))
-        path = self._writer.park_entry(file.entry, record, file.mtime_ns)
-        self._parked[path] = (record.name, error)
+        path = self._writer.give_up_entry(file.entry, record, file.mtime_ns)
+        self._given_up[path] = (record.name, error)
         self.end(file)
 
     def given_up(self) -> list[tuple[str, AisfsError]]:
         """Return which files are kept for `aisfs recover`, and why, until it has uploaded or dropped them."""
-        self._parked = {path: told for path, told in self._parked.items() if path.exists()}
-        return list(self._parked.values())
+        self._given_up = {path: told for path, told in self._given_up.items() if path.exists()}
+        return list(self._given_up.values())
 
 
 def passes(error: AisfsError) -> bool:
@@ -475,7 +475,7 @@ class Committer:
             if file.dirty and not file.unlinked and not file.waits and not undone:
                 if error is None:
                     return  # truncated meanwhile, by a task that will settle it as well
-                self.park(file, error)
+                self.give_up(file, error)
             self.let_go(file)
 
     @any_thread
@@ -507,13 +507,13 @@ class Committer:
         if old is not None and not old.busy:
             self._filesystem.kernel.invalidate_entry(old.node.parent, old.node.name)
 
-    def park(self, file: WrittenFile, error: AisfsError) -> None:
-        """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""
+    def give_up(self, file: WrittenFile, error: AisfsError) -> None:
+        """Leave what could not be uploaded to `aisfs recover`; the name shows the store again."""
         log.error(
             "%s/%s was not uploaded: %s; `aisfs recover` lists it", file.bucket, file.key, error
         )
         if file.acknowledged and self.acknowledger is not None:
-            self.acknowledger.park(file, error)
+            self.acknowledger.give_up(file, error)
             if file.staged is not None:
                 file.staged.discard()
         else:
@@ -521,7 +521,7 @@ class Committer:
             if file.staged.record is None:  # an empty one, and the disk is full
                 file.staged.discard()
             else:
-                file.staged.park(str(error))
+                file.staged.give_up(str(error))
         file.staged = None
         if not self._back_to_waiting(file):
             self._detach(file, error)

@@ -14,7 +14,7 @@ import trio
 from aisfs.engine.writing import journal as journals
 from aisfs.engine.writing import journal as segments
 from aisfs.engine.writing.journal import Journal, JournalEntry, Outcome
-from aisfs.engine.writing.record import StagedRecord
+from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.engine.writing.staging import StagingArea
 from aisfs.engine.writing.unsent import adopt_dead_sessions, unsent_files
 from aisfs.errors import OutOfSpace, Unavailable
@@ -248,7 +248,7 @@ async def test_a_bug_is_told_and_the_next_entry_is_written(
 
     kept = await of(area).keep(RECORDS[0], b"kept", 1, [])
     with monkeypatch.context() as patch:
-        patch.setattr(journals.frames, name, fail)
+        patch.setattr(journals, name, fail)
         with pytest.raises(Unavailable, match="unforeseen"):
             await of(area).keep(RECORDS[1], b"lost", 2, [])
     assert "bug in aisfs" in caplog.text
@@ -355,7 +355,7 @@ async def test_an_end_that_could_not_be_written_is_written_later(
     disk.fails = False
     await trio.to_thread.run_sync(area.close)
     assert unsent_files(tmp_path) == []
-    assert os.listdir(tmp_path / "parked") == []
+    assert os.listdir(tmp_path) == []
 
 
 async def test_what_ends_has_room_where_nothing_else_has(tmp_path: Path):
@@ -398,7 +398,7 @@ async def test_what_waits_survives_the_end_of_the_session(tmp_path: Path):
     for one in found[1:]:
         one.drop()
     adopt_dead_sessions(tmp_path)
-    assert os.listdir(tmp_path / "parked") == []
+    assert os.listdir(tmp_path) == []
 
 
 async def test_what_waits_survives_a_kill(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -411,6 +411,6 @@ async def test_what_waits_survives_a_kill(tmp_path: Path, caplog: pytest.LogCapt
     adopt_dead_sessions(tmp_path)
     assert names(tmp_path) == ["k0"]
     assert "1 files that were closed wait" in caplog.text
-    assert os.listdir(tmp_path) == ["parked"]
+    assert os.listdir(area._session) == ["0.journal"]
     area._lock = os.open("/dev/null", os.O_RDONLY)
     await trio.to_thread.run_sync(of(area).close)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.engine.writing.record import StagedRecord
+from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.posix_metadata import MODE, MTIME, mode_of, mtime_of, with_posix_metadata
 from tests.support.for_each import for_each

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from aisfs.engine.writing.record import StagedRecord
+from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.engine.writing.staging import StagingArea
 from aisfs.engine.writing.unsent import adopt_dead_sessions, unsent_files
 from aisfs.errors import ConfigError, OutOfSpace
@@ -45,11 +45,11 @@ def test_beside_a_journal_the_files_made_first_are_used_first(tmp_path: Path):
     assert names == ["1.data", "2.data", "3.data"]
 
 
-def test_a_dirty_file_is_parked_and_takes_room(area: StagingArea):
+def test_a_dirty_file_is_given_up_and_takes_room(area: StagingArea):
     staged = area.create()
     staged.write(0, b"x" * 600)
     staged.mark_dirty(RECORD)
-    staged.park("the cluster said no")
+    staged.give_up("the cluster said no")
     (found,) = unsent_files(area.directory)
     assert found.record.reason == "the cluster said no"
     assert found.path.read_bytes() == b"x" * 600
@@ -58,6 +58,25 @@ def test_a_dirty_file_is_parked_and_takes_room(area: StagingArea):
         area.create().write(0, b"y" * 500)
     found.drop()
     area.create().write(0, b"y" * 500)
+    assert not staged.path.exists()
+
+
+def test_what_is_given_up_outlives_the_mount(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    area = StagingArea(tmp_path, 1000)
+    staged = area.create()
+    staged.write(0, b"mine")
+    staged.mark_dirty(RECORD)
+    staged.give_up("the cluster said no")
+    os.close(area._lock)  # what the kernel does
+    for _ in range(2):
+        adopt_dead_sessions(tmp_path)
+        (found,) = unsent_files(tmp_path)
+        assert (found.id, found.path) == (f"{area._session.name}-1", staged.path)
+        assert found.record.reason == "the cluster said no"
+    assert caplog.text == "", "it was said when it was given up"
+    found.drop()
+    assert list(tmp_path.iterdir()) == []
+    area._lock = os.open("/dev/null", os.O_RDONLY)
 
 
 def test_a_clean_file_leaves_nothing(tmp_path: Path):
@@ -67,7 +86,7 @@ def test_a_clean_file_leaves_nothing(tmp_path: Path):
     staged.mark_dirty(RECORD)
     staged.mark_clean()
     area.close()
-    assert sorted(p.name for p in area.directory.rglob("*")) == ["parked"]
+    assert list(area.directory.rglob("*")) == []
 
 
 def test_files_are_used_again(area: StagingArea):
@@ -94,14 +113,14 @@ def test_the_record_can_change(area: StagingArea):
     assert StagedRecord.decode(record.read_bytes()) == RECORD
 
 
-def test_the_end_of_a_mount_parks_what_is_dirty(tmp_path: Path):
+def test_the_end_of_a_mount_leaves_what_is_dirty(tmp_path: Path):
     area = StagingArea(tmp_path, 1000)
     dirty, clean = area.create(), area.create()
     dirty.mark_dirty(RECORD)
     clean.write(0, b"x")
     area.close()
     assert [one.record.key for one in unsent_files(tmp_path)] == ["k"]
-    assert [p.name for p in tmp_path.iterdir()] == ["parked"]
+    assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["1.data", "1.json"]
 
 
 def test_a_living_session_is_left_alone(area: StagingArea):
@@ -115,11 +134,9 @@ def test_a_living_session_is_left_alone(area: StagingArea):
     other.close()
 
 
-@pytest.mark.parametrize("crashed_after_link", [False, True])
-def test_a_dead_session_is_adopted(tmp_path: Path, crashed_after_link: bool):
-    session = tmp_path / "dead"
+def test_a_dead_session_is_adopted(tmp_path: Path):
+    session = tmp_path / "dead0dead0de"
     session.mkdir()
-    (tmp_path / "parked").mkdir()
     (session / "lock").touch()
     (session / "1.data").write_bytes(b"dirty")
     (session / "1.json").write_bytes(RECORD.encode())
@@ -128,21 +145,22 @@ def test_a_dead_session_is_adopted(tmp_path: Path, crashed_after_link: bool):
     (session / "4.data").write_bytes(b"clean, and its record cleared")
     (session / "4.json").write_bytes(b"")
     (session / "4.tmp").write_bytes(b"{")
-    if crashed_after_link:
-        os.link(session / "1.data", tmp_path / "parked" / "dead-1.data")
+    assert unsent_files(tmp_path) == [], "nobody has looked whether it is dead"
     adopt_dead_sessions(tmp_path)
     (found,) = unsent_files(tmp_path)
     assert found.path.read_bytes() == b"dirty"
-    assert not session.exists()
+    assert sorted(os.listdir(session)) == ["1.data", "1.json"]
 
 
 def test_an_unreadable_record_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    (tmp_path / "parked").mkdir()
-    (tmp_path / "parked" / "x.json").write_bytes(b"not json")
-    (tmp_path / "parked" / "x.data").write_bytes(b"bytes")
+    session = tmp_path / "dead0dead0de"
+    session.mkdir()
+    (session / "1.json").write_bytes(b"not json")
+    (session / "1.data").write_bytes(b"bytes")
+    adopt_dead_sessions(tmp_path)
     assert unsent_files(tmp_path) == []
-    assert "x.json" in caplog.text
-    assert (tmp_path / "parked" / "x.data").exists()
+    assert "1.json" in caplog.text
+    assert (session / "1.data").exists()
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path):

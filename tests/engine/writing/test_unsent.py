@@ -3,18 +3,17 @@
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aisfs.engine.writing.record import StagedRecord, version_text
+from aisfs.engine.writing.on_disk import StagedRecord, encode, session_seed, version_text
 from aisfs.engine.writing.unsent import (
     UnsentFile,
     adopt_dead_sessions,
-    encode,
     lost_parts,
-    session_seed,
     unsent_files,
 )
 from aisfs.errors import Stale, Unavailable
@@ -46,7 +45,6 @@ def entry(serial: int, *ended: int) -> bytes:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "parked").mkdir()
     return tmp_path
 
 
@@ -64,8 +62,11 @@ def names(directory: Path) -> list[str]:
     return [one.record.key for one in unsent_files(directory)]
 
 
-def parked(directory: Path) -> list[str]:
-    return sorted(os.listdir(directory / "parked"))
+def kept(directory: Path) -> list[str]:
+    """Give what is left of the session that is over."""
+    assert set(os.listdir(directory)) <= {SESSION}
+    session = directory / SESSION
+    return sorted(os.listdir(session)) if session.exists() else []
 
 
 def refuse(name: str, code: int) -> Callable[[Path], bytes]:
@@ -92,7 +93,7 @@ def test_a_journal_that_cannot_be_read_is_kept_and_waits(
             adopt_dead_sessions(directory)
             assert names(directory) == [], "what has ended is not known"
     assert os.strerror(code) in caplog.text
-    assert parked(directory) == [f"{SESSION}-0.journal", f"{SESSION}-2.journal"]
+    assert kept(directory) == ["0.journal", "2.journal"]
     adopt_dead_sessions(directory)
     assert names(directory) == ["k1"]
 
@@ -104,14 +105,14 @@ def test_a_journal_of_a_newer_layout_is_kept(directory: Path):
     for _ in range(2):
         adopt_dead_sessions(directory)
     assert names(directory) == []
-    assert parked(directory) == [f"{SESSION}-0.journal"]
+    assert kept(directory) == ["0.journal"]
 
 
 def test_a_line_that_was_cut_off_ends_nothing(directory: Path):
     killed(directory, n0=b"".join(entry(serial) for serial in (1, 2, 12, 23)))
     adopt_dead_sessions(directory)
     unsent_files(directory)[1].drop()
-    ended = directory / "parked" / f"{SESSION}-0.ended"
+    ended = directory / SESSION / "0.ended"
     with ended.open("ab") as file:
         file.write(b"1")  # of 12
     adopt_dead_sessions(directory)
@@ -122,50 +123,100 @@ def test_a_line_that_was_cut_off_ends_nothing(directory: Path):
     for one in unsent_files(directory):
         one.drop()
     adopt_dead_sessions(directory)
-    assert parked(directory) == []
+    assert kept(directory) == []
 
 
 def test_a_list_of_ends_that_is_damaged_removes_nothing(directory: Path):
     killed(directory, n0=entry(0))
     adopt_dead_sessions(directory)
-    (directory / "parked" / f"{SESSION}-0.ended").write_bytes(b"0\0\0\n")
+    (directory / SESSION / "0.ended").write_bytes(b"0\0\0\n")
     adopt_dead_sessions(directory)
     assert names(directory) == []
-    assert f"{SESSION}-0.journal" in parked(directory)
+    assert "0.journal" in kept(directory)
 
 
-@pytest.mark.parametrize("moves", range(4))
-def test_killed_while_journals_are_moved_nothing_comes_back(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, moves: int
-):
-    session = killed(
+def over(directory: Path) -> Path:
+    """Leave a session of which one file waits, in the second of its journals."""
+    return killed(
         directory,
         n0=entry(0) + entry(1),
         n5234=entry(5234, 0) + entry(5235),
         n10120=frame(10120, (1, 5235)),
     )
-    moved, rename = list[str](), Path.rename
 
-    def move(path: Path, target: Path) -> Path:
-        if len(moved) == moves:
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("removals", range(10))
+def test_killed_while_a_session_ends_nothing_comes_back(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, removals: int, waits: bool
+):
+    session = over(directory)
+    if not waits:
+        (session / "10120.journal").write_bytes(frame(10120, (1, 5234, 5235)))
+    for number in (1, 2):
+        (session / f"{number}.data").write_bytes(b"clean")
+        (session / f"{number}.json").touch()
+    removed, unlink = list[str](), Path.unlink
+
+    def remove(path: Path, missing_ok: bool = False) -> None:
+        if len(removed) == removals:
             raise KeyboardInterrupt
-        moved.append(path.name)
+        removed.append(path.name)
         assert names(directory) == [], "another process looks at it"
-        return rename(path, target)
+        unlink(path, missing_ok)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", move)
-        if moves < 3:
-            with pytest.raises(KeyboardInterrupt):
-                adopt_dead_sessions(directory)
-        else:
+        patch.setattr(Path, "unlink", remove)
+        with suppress(KeyboardInterrupt):
             adopt_dead_sessions(directory)
-    assert moved == ["0.journal", "5234.journal", "10120.journal"][:moves]
-    assert session.exists() == (moves < 3)
-    assert names(directory) == (["k5234"] if moves == 3 else [])
+    journals = [] if waits else ["0.journal", "5234.journal", "10120.journal"]
+    assert set(removed[:4]) <= {"1.data", "1.json", "2.data", "2.json"}
+    assert removed[4:] == [*journals, "lock"][: max(removals - 4, 0)]
+    ended = len(removed) == 5 + len(journals)
+    assert names(directory) == (["k5234"] if waits and ended else [])
     adopt_dead_sessions(directory)
-    assert names(directory) == ["k5234"]
-    assert os.listdir(directory) == ["parked"]
+    assert names(directory) == (["k5234"] if waits else [])
+    assert os.listdir(directory) == ([SESSION] if waits else [])
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_what_earlier_versions_moved_is_found(directory: Path, moves: int):
+    """They moved journals one by one, and were killed in between; and the bytes before their record."""
+    session, moved = over(directory), directory / "parked"
+    moved.mkdir()
+    (moved / "uploading").touch()
+    (session / "1.data").write_bytes(b"staged")
+    (session / "1.json").write_bytes(record("staged"))
+    for name in ["0.journal", "5234.journal", "10120.journal"][:moves]:
+        (session / name).rename(moved / f"{SESSION}-{name}")
+    if moves:
+        os.link(session / "1.data", moved / f"{SESSION}-1.data")
+    assert names(directory) == [], "the other version may be at it"
+    if moves == 3:
+        (session / "1.json").rename(moved / f"{SESSION}-1.json")
+        for path in session.iterdir():
+            path.unlink()
+        session.rmdir()
+    adopt_dead_sessions(directory)
+    found = {one.record.key: one for one in unsent_files(directory)}
+    assert sorted(found) == ["k5234", "staged"]
+    assert found["k5234"].id == f"{SESSION}-5234-5234"
+    assert found["staged"].id == f"{SESSION}-1"
+    assert found["staged"].path.read_bytes() == b"staged"
+    for one in found.values():
+        one.drop()
+    adopt_dead_sessions(directory)
+    assert names(directory) == []
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == ["uploading"]
+
+
+def test_nothing_of_anybody_else_is_touched(directory: Path):
+    for name in ("lost+found", "photos", "parked"):
+        (directory / name).mkdir()
+        (directory / name / "1.journal").touch()
+        (directory / name / "1.data").touch()
+    adopt_dead_sessions(directory)
+    assert len(list(directory.glob("*/1.*"))) == 6
 
 
 def left_by(
@@ -260,11 +311,11 @@ def test_a_damaged_content_is_told_and_kept_and_the_others_are_not(
     assert lost.record is not None
     unsent_files(directory)[0].drop()
     adopt_dead_sessions(directory)
-    assert f"{SESSION}-0.journal" in parked(directory), "nobody has decided about it"
+    assert "0.journal" in kept(directory), "nobody has decided about it"
     lost.drop()
     assert lost_parts(directory) == []
     adopt_dead_sessions(directory)
-    assert parked(directory) == []
+    assert kept(directory) == []
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -284,12 +335,12 @@ def test_a_damaged_frame_is_told_and_kept(
     for one in unsent_files(directory):
         one.drop()
     adopt_dead_sessions(directory)
-    assert f"{SESSION}-0.journal" in parked(directory)
+    assert "0.journal" in kept(directory)
     (lost,) = lost_parts(directory)
     assert lost.id == f"{SESSION}-0-at-{start}"
     lost.drop()
     adopt_dead_sessions(directory)
-    assert parked(directory) == []
+    assert kept(directory) == []
 
 
 async def test_a_file_that_cannot_be_read_or_forgotten_stays(
@@ -307,6 +358,6 @@ async def test_a_file_that_cannot_be_read_or_forgotten_stays(
     assert names(directory) == ["k", "k"]
     store.delete(Bucket("b"), "k")
     assert await upload_acknowledged(store, same_name) == []
-    gone = replace(same_name[0], path=directory / "parked" / "removed.journal")
+    gone = replace(same_name[0], path=directory / SESSION / "removed.journal")
     ((_, error),) = await upload_acknowledged(store, [gone])
     assert isinstance(error, Unavailable)

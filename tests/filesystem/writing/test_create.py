@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from aisfs.core.names.inodes import ROOT
-from aisfs.engine.writing.unsent import StagingSlot
+from aisfs.engine.writing.staging import StagingSlot
 from aisfs.errors import OutOfSpace
 from aisfs.filesystem.handles import OpenFile
 from aisfs.filesystem.nodes import Entry

@@ -16,8 +16,8 @@ import trio.testing
 
 from aisfs.core.names.inodes import ROOT
 from aisfs.engine.writing import journal as segments
-from aisfs.engine.writing.staging import StagingArea
-from aisfs.engine.writing.unsent import StagingSlot, unsent_files
+from aisfs.engine.writing.staging import StagingArea, StagingSlot
+from aisfs.engine.writing.unsent import unsent_files
 from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import AccessDenied, AisfsError, Unavailable
 from aisfs.filesystem.handles import OpenFile
@@ -256,7 +256,9 @@ async def test_what_the_disk_cannot_keep_for_recover_stays_in_the_journal(
             with pytest.raises(AccessDenied, match=r"such as .*/k"):
                 await scene.layer.flush()
     assert "stays in the journal" in caplog.text
-    assert list(scene.directory.rglob("*parked-*")) == [], "it would be found twice"
+    assert unsent_files(scene.directory) == [], "it would be found twice"
+    records = scene.directory.rglob("*.json")
+    assert [path for path in records if path.stat().st_size] == []
     file = await scene.write(b"k", b"newer content")
     assert file.waits, "others go on, and it does with its next content"
     scene.failing = None
