@@ -26,6 +26,7 @@ from msgspec import structs
 
 from aisfs.core.names.listing import PENDING_VERSION
 from aisfs.engine.writing.journal import JournalEntry
+from aisfs.engine.writing.on_disk import StagedRecord, version_text
 from aisfs.engine.writing.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode
@@ -206,6 +207,19 @@ class WrittenFile:
     def waits(self) -> bool:
         """Whether it is safe on the local disk and waits for its upload."""
         return self.acknowledged and self.dirty and self.failed is None
+
+    @any_thread
+    def record(self, endpoint: str) -> StagedRecord:
+        """Return what is recorded beside its bytes, for the store at `endpoint`."""
+        return StagedRecord(
+            endpoint,
+            self.bucket,
+            self.key,
+            self.member,
+            version_text(self.base),
+            self.mode,
+            only_new=self.only_new,
+        )
 
     def joined(self) -> bool:
         """Record that it is opened; return whether past the page cache, as others do."""

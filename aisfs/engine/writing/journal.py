@@ -181,11 +181,20 @@ Outcome = JournalEntry | AisfsError | None
 
 
 @dataclass(frozen=True, slots=True)
+class NewEntry:
+    """What is to be written in one step: the content of a file, or what ends others, or both."""
+
+    record: bytes = b""
+    """What the content is to become, encoded; empty if there is none."""
+    content: bytes = b""
+    mtime_ns: int = 0
+    """The time of the file."""
+    ended: Sequence[JournalEntry] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
-    mtime_ns: int
-    ended: Sequence[JournalEntry]
-    record: bytes
-    content: bytes
+    new: NewEntry
     told: Callable[[Outcome], None]
 
 
@@ -223,46 +232,30 @@ class Journal:
         self._thread = start_service_thread("aisfs journal", self._serve)
 
     @any_thread
-    def put(
-        self,
-        told: Callable[[Outcome], None],
-        *,
-        record: bytes = b"",
-        content: bytes = b"",
-        mtime_ns: int = 0,
-        ended: Sequence[JournalEntry] = (),
-    ) -> None:
-        """Write an entry, and end others in the same step; `told` is called in the journal's thread."""
-        self._asked.put(_Asked(mtime_ns, ended, record, content, told))
+    def put(self, told: Callable[[Outcome], None], new: NewEntry) -> None:
+        """Write an entry; `told` is called in the journal's thread."""
+        self._asked.put(_Asked(new, told))
 
     @any_thread
-    def try_put(
-        self,
-        told: Callable[[], None],
-        *,
-        record: bytes,
-        content: bytes,
-        mtime_ns: int,
-        ended: Sequence[JournalEntry],
-    ) -> Outcome:
+    def try_put(self, told: Callable[[], None], new: NewEntry) -> Outcome:
         """Write an entry in this thread, which waits for the disk; return what came of it.
 
         None, and nothing is written, if the disk may not be quick, or others are being written: then they
         better share its flush. `told` is called when the disk has it, before all that can be done later.
         """
         if (
-            len(content) > AT_ONCE_MAX
+            len(new.content) > AT_ONCE_MAX
             or not self._quick
             or not self._asked.empty()
             or not self._writing.acquire(blocking=False)
         ):
             return None
         try:
-            frame = self._frame(mtime_ns, ended, record, content)
+            frame = self._frame(new)
             if self._owed or not self._has_room(len(frame) + ENDS_BYTES):
                 return None
             began = time.monotonic()
-            entry = self._add(frame, len(content), mtime_ns, self._segments[-1])
+            entry = self._add(frame, new, self._segments[-1])
             try:
                 entry.segment.write()
             except AisfsError as error:
@@ -270,20 +263,18 @@ class Journal:
             took = time.monotonic() - began
             told()
             self._quick = took <= QUICK_SECONDS
-            self._count(entry, record, ended)
+            self._count(entry, new)
             return entry
         finally:
             self._writing.release()
 
-    async def keep(
-        self, record: bytes, content: bytes, mtime_ns: int, ended: Sequence[JournalEntry]
-    ) -> JournalEntry:
+    async def keep(self, new: NewEntry) -> JournalEntry:
         """Do the same, and return once the disk has it.
 
         Raises:
             OutOfSpace, Unavailable: it could not be written; the others go on.
         """
-        outcome = await self._ask(record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        outcome = await self._ask(new)
         if isinstance(outcome, AisfsError):
             raise outcome
         assert outcome is not None, "an entry with a record has a place"
@@ -293,23 +284,16 @@ class Journal:
         """Record that entries are not needed any more, soon; see `settled`."""
         if entries:
             self._ended += 1
-            self.put(_nobody, ended=tuple(entries))
+            self.put(_nobody, NewEntry(ended=tuple(entries)))
 
     async def settled(self) -> None:
         """Wait until the disk has what was ended so far, or has refused it."""
         if self._settled < self._ended or self._owed:
             ended = self._ended
-            await self._ask()
+            await self._ask(NewEntry())
             self._settled = max(self._settled, ended)
 
-    async def _ask(
-        self,
-        *,
-        record: bytes = b"",
-        content: bytes = b"",
-        mtime_ns: int = 0,
-        ended: Sequence[JournalEntry] = (),
-    ) -> Outcome:
+    async def _ask(self, new: NewEntry) -> Outcome:
         done, token = trio.Event(), trio.lowlevel.current_trio_token()
         outcomes: list[Outcome] = []
 
@@ -318,7 +302,7 @@ class Journal:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(done.set)
 
-        self.put(told, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        self.put(told, new)
         with trio.CancelScope(shield=True):  # the local disk answers, and then it has happened
             while not done.is_set():
                 lives = self._thread.is_alive()
@@ -370,7 +354,7 @@ class Journal:
             written = self._write(batch)
         for asked, outcome in written:
             try:
-                asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
+                asked.told(outcome if asked.new.record or isinstance(outcome, AisfsError) else None)
             except Exception:  # the others need their answers as well
                 log.exception(
                     "a close could not be answered: this is a bug in aisfs, please report it"
@@ -384,8 +368,8 @@ class Journal:
         """Write all of a batch, and flush the disk once for each journal it goes to."""
         owed, self._owed = self._owed, []
         if owed:
-            batch = [_Asked(0, owed, b"", b"", _nobody), *batch]
-        written = [(asked, self._written(asked)) for asked in batch]
+            batch = [_Asked(NewEntry(ended=owed), _nobody), *batch]
+        written = [(asked, self._written(asked.new)) for asked in batch]
         began = time.monotonic()
         for segment in {e.segment: None for _, e in written if isinstance(e, JournalEntry)}:
             try:
@@ -404,9 +388,9 @@ class Journal:
         """Count what waits in each journal, and note what has ended and is not written."""
         for asked, outcome in written:
             if isinstance(outcome, JournalEntry):
-                self._count(outcome, asked.record, asked.ended)
-            elif not asked.record and asked.ended:
-                self._owed.extend(asked.ended)
+                self._count(outcome, asked.new)
+            elif not asked.new.record and asked.new.ended:
+                self._owed.extend(asked.new.ended)
                 if not self._troubled:
                     log.warning(
                         "%s: until the disk takes more, uploaded and removed files would come back "
@@ -416,43 +400,42 @@ class Journal:
                     )
                 self._troubled = True
 
-    def _count(self, entry: JournalEntry, record: bytes, ended: Sequence[JournalEntry]) -> None:
+    def _count(self, entry: JournalEntry, new: NewEntry) -> None:
         """Count what the disk has now: an entry, and what it ends."""
-        entry.segment.live += bool(record)
-        for each in ended:
+        entry.segment.live += bool(new.record)
+        for each in new.ended:
             each.segment.live -= 1
         self._troubled = False
 
-    def _written(self, asked: _Asked) -> Outcome:
+    def _written(self, new: NewEntry) -> Outcome:
         try:
-            if not asked.record and not asked.ended:
+            if not new.record and not new.ended:
                 return None
-            frame = self._frame(asked.mtime_ns, asked.ended, asked.record, asked.content)
-            segment = self._segment_for(len(frame) + (ENDS_BYTES if asked.record else 0))
-            return self._add(frame, len(asked.content), asked.mtime_ns, segment)
+            frame = self._frame(new)
+            segment = self._segment_for(len(frame) + (ENDS_BYTES if new.record else 0))
+            return self._add(frame, new, segment)
         except AisfsError as error:
             return error
         except Exception as error:  # without this thread no close would be answered any more
             log.exception("the journal failed: this is a bug in aisfs, please report it")
             return Unavailable(f"{self._session}: {error}")
 
-    def _frame(
-        self, mtime_ns: int, ended: Sequence[JournalEntry], record: bytes, content: bytes
-    ) -> bytes:
+    def _frame(self, new: NewEntry) -> bytes:
         self._serial += 1
-        serials = [entry.serial for entry in ended]
+        serials = [entry.serial for entry in new.ended]
         self._written_ns = max(
             self._written_ns + 1, time.time_ns()
         )  # in order, if the clock is not
         return encode(
-            self._serial, mtime_ns, serials, record, content,
+            self._serial, new.mtime_ns, serials, new.record, new.content,
             written_ns=self._written_ns, seed=self._seed, capacity=JOURNAL_BYTES,
         )  # fmt: skip
 
-    def _add(self, frame: bytes, size: int, mtime_ns: int, segment: JournalSegment) -> JournalEntry:
-        """Take the last frame, with so many bytes of content, to be written to a journal."""
+    def _add(self, frame: bytes, new: NewEntry, segment: JournalSegment) -> JournalEntry:
+        """Take the last frame, to be written to a journal."""
+        size = len(new.content)
         at = content_at(frame, size)
-        return JournalEntry(self._serial, segment, segment.add(frame) + at, size, mtime_ns)
+        return JournalEntry(self._serial, segment, segment.add(frame) + at, size, new.mtime_ns)
 
     def _has_room(self, size: int) -> bool:
         """Return whether so many bytes fit into the journal that is written to."""

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import trio
 
@@ -25,8 +24,8 @@ from aisfs.engine.disk import unattended
 from aisfs.engine.index_sources import IndexBucket
 from aisfs.engine.shards import Indexer
 from aisfs.engine.writing.appender import END_MARK, Appender, NewMember, load
-from aisfs.engine.writing.journal import CONTENT_MAX, Journal, JournalEntry
-from aisfs.engine.writing.on_disk import StagedRecord, version_text
+from aisfs.engine.writing.journal import CONTENT_MAX
+from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.engine.writing.staging import NEVER, StagedFile, StagingArea
 from aisfs.errors import (
     AisfsError,
@@ -202,11 +201,13 @@ class Writer:
         """
         self._store = store
         self._index_bucket = index_bucket
-        self._staging = staging
+        self.staging = staging
+        """Where files are until they are uploaded."""
         self._ahead = EarlyUploader(store, services)
         self._copies: OrderedDict[tuple[Bucket, str], tuple[ObjectInfo, StagedFile]] = OrderedDict()
         """Files that were changed in part and are on the local disk still, and their versions."""
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        """What the records say about the store."""
         self.appender = Appender(
             store, staging, services, ignore_zeros=ignore_zeros, indexer=indexer
         )
@@ -215,39 +216,9 @@ class Writer:
 
     def new(self) -> StagedFile:
         """Return an empty staged file."""
-        staged = self._staging.create()
+        staged = self.staging.create()
         self._ahead.watch(staged)
         return staged
-
-    def record(
-        self,
-        staged: StagedFile,
-        bucket: Bucket,
-        key: str,
-        *,
-        member: str,
-        base: ObjectInfo | None,
-        mode: int | None,
-        only_new: str = "",
-    ) -> None:
-        """Write down what a staged file is to become, before a change to it is acknowledged."""
-        record = self.record_of(bucket, key, member=member, base=base, mode=mode, only_new=only_new)
-        staged.mark_dirty(record)
-
-    @any_thread
-    def record_of(
-        self,
-        bucket: Bucket,
-        key: str,
-        *,
-        member: str = "",
-        base: ObjectInfo | None,
-        mode: int | None,
-        only_new: str = "",
-    ) -> StagedRecord:
-        """Return what is to be written down of a staged file."""
-        version = version_text(base)
-        return StagedRecord(self._endpoint, bucket, key, member, version, mode, only_new=only_new)
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
         """Stage the content of a version of an object that is to be changed in part.
@@ -259,10 +230,10 @@ class Writer:
         version, staged = self._copies.pop((bucket, info.key), (None, None))
         if version is not None and staged is not None:
             told = (version.version and info.version) or (version.checksum and info.checksum)
-            if self._staging.reuse(staged) and told and version.same_content(info):
+            if self.staging.reuse(staged) and told and version.same_content(info):
                 return staged
             staged.discard()
-        staged = await load(self._store, self._staging, bucket, info)
+        staged = await load(self._store, self.staging, bucket, info)
         staged.is_loaded = True
         return staged
 
@@ -276,14 +247,14 @@ class Writer:
             return
         self._drop_copy(bucket, info.key)
         self._copies[bucket, info.key] = info, staged
-        self._staging.keep(staged)
+        self.staging.keep(staged)
         if len(self._copies) > COPIES_MAX:
             self._drop_copy(*next(iter(self._copies)))
 
     def _drop_copy(self, bucket: Bucket, key: str) -> None:
         _, staged = self._copies.pop((bucket, key), (None, None))
         if staged is not None:
-            self._staging.reuse(staged)
+            self.staging.reuse(staged)
             staged.discard()
 
     # objects ---------------------------------------------------------------------------------
@@ -292,41 +263,17 @@ class Writer:
         """Describe the current version of an object."""
         return await self._store.head(bucket, key)
 
-    async def upload(
-        self,
-        bucket: Bucket,
-        key: str,
-        written: StagedFile | JournalEntry,
-        *,
-        base: ObjectInfo | None,
-        mtime_ns: int,
-        mode: int | None,
-        only_new: str = "",
-        replaces: ObjectInfo | None = None,
-    ) -> ObjectInfo:
-        """Make what was written the object's content, whole."""
-        custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        upload = Upload(
-            bucket, key, written.content(), custom, only_new=only_new, replaces=replaces
-        )
-        if isinstance(written, JournalEntry):
+    async def upload(self, upload: Upload, staged: StagedFile | None) -> ObjectInfo:
+        """Make something the object's content, whole; if it is `staged`, some of it may have been sent."""
+        if staged is None:
             return await self._store.upload(upload)
-        ahead = await self._ahead.take(written)
+        ahead = await self._ahead.take(staged)
         try:
-            upload = replace(upload, ahead=ahead, announce=written.note_upload)
+            upload = replace(upload, ahead=ahead, announce=staged.note_upload)
             return await self._store.upload(upload)
         finally:
             if ahead is not None:
                 await ahead.abandon()
-
-    def give_up_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
-        """Leave what is in the journal to `aisfs recover`; return where."""
-        return self._staging.give_up_entry(entry, record, mtime_ns)
-
-    @property
-    def journal(self) -> Journal | None:
-        """Where small files that were closed wait for their upload, if they may."""
-        return self._staging.journal
 
     @property
     def journaled_most(self) -> int:

@@ -21,8 +21,8 @@ from aisfs.core.names.inodes import directory_number, member_number
 from aisfs.core.names.listing import is_shard
 from aisfs.engine.overlay import Overlay
 from aisfs.engine.writing.appender import Appended
-from aisfs.engine.writing.journal import Journal, JournalEntry, Outcome
-from aisfs.engine.writing.on_disk import StagedRecord
+from aisfs.engine.writing.journal import Journal, JournalEntry, NewEntry, Outcome
+from aisfs.engine.writing.on_disk import StagedRecord, version_text
 from aisfs.engine.writing.staging import StagedFile
 from aisfs.engine.writing.uploads import Writer
 from aisfs.errors import (
@@ -42,7 +42,8 @@ from aisfs.filesystem.trees import Tree
 from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.pipeline import all_of
-from aisfs.stores.posix_metadata import mode_of, mtime_of
+from aisfs.stores.port import Upload
+from aisfs.stores.posix_metadata import mode_of, mtime_of, with_posix_metadata
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
@@ -127,20 +128,15 @@ class Acknowledger:
     ) -> tuple[bool, bool]:
         """Return whether it was begun, and whether the journal's thread will end it."""
         recorded = file.staged.encoded_record if file.staged is not None else b""
-        record = recorded or self._record(file).encode()
-        content, mtime_ns = self._content(file), file.mtime_ns
-        ended = (file.entry,) if file.entry is not None else ()
+        new = self._new_entry(file, recorded or self._record(file).encode())
         if may_wait:
-            outcome = self._journal.try_put(
-                partial(told, True), record=record, content=content, mtime_ns=mtime_ns, ended=ended
-            )
+            outcome = self._journal.try_put(partial(told, True), new)
             if isinstance(outcome, JournalEntry):
                 self._note(file, outcome)
                 return True, False
             if outcome is not None:
                 return False, False
-        kept = partial(self._kept, file, told)
-        self._journal.put(kept, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        self._journal.put(partial(self._kept, file, told), new)
         return True, True
 
     def _kept(self, file: WrittenFile, told: Callable[[bool], None], outcome: Outcome) -> None:
@@ -173,12 +169,11 @@ class Acknowledger:
         """
         if self._overlay.was_directory(file.bucket, key or file.key):
             return False
-        record = self._record(file, key, base, only_new)
-        ended = [e.entry for e in (file, instead_of) if e is not None and e.entry is not None]
+        record = self._record(file)
+        if key:
+            record = structs.replace(record, key=key, base=version_text(base), only_new=only_new)
         try:
-            entry = await self._journal.keep(
-                record.encode(), self._content(file), file.mtime_ns, ended
-            )
+            entry = await self._journal.keep(self._new_entry(file, record.encode(), instead_of))
         except AisfsError as error:
             log.warning("closed files are uploaded at once for a while: %s", error)
             self._refused_until = self._clock() + REFUSED_SECONDS
@@ -205,26 +200,18 @@ class Acknowledger:
         )
 
     @any_thread
-    def _record(
-        self,
-        file: WrittenFile,
-        key: str = "",
-        base: ObjectInfo | None = None,
-        only_new: str = "",
-    ) -> StagedRecord:
-        return self._writer.record_of(
-            file.bucket,
-            key or file.key,
-            base=base if key else file.base,
-            mode=file.mode,
-            only_new=only_new if key else file.only_new,  # most renames overwrite
-        )
+    def _record(self, file: WrittenFile) -> StagedRecord:
+        return file.record(self._writer.endpoint)
 
     @any_thread
-    def _content(self, file: WrittenFile) -> bytes:
+    def _new_entry(
+        self, file: WrittenFile, record: bytes, instead_of: WrittenFile | None = None
+    ) -> NewEntry:
+        """Return what is to be written of a file, which ends what waits of it and `instead_of` it."""
         content = file.staged or file.entry
         assert content is not None, "what is dirty is on the local disk"
-        return content.read(0, content.size)
+        ended = [e.entry for e in (file, instead_of) if e is not None and e.entry is not None]
+        return NewEntry(record, content.read(0, content.size), file.mtime_ns, ended)
 
     @any_thread
     def _note(self, file: WrittenFile, entry: JournalEntry) -> None:
@@ -268,7 +255,7 @@ class Acknowledger:
         """Leave what cannot be uploaded to `aisfs recover`."""
         assert file.entry is not None, "what was acknowledged is in the journal"
         record = structs.replace(self._record(file), reason=str(error))
-        path = self._writer.give_up_entry(file.entry, record, file.mtime_ns)
+        path = self._writer.staging.give_up_entry(file.entry, record, file.mtime_ns)
         self._given_up[path] = (record.name, error)
         self.end(file)
 
@@ -383,20 +370,21 @@ class Committer:
         return True
 
     async def _upload(self, file: WrittenFile) -> ObjectInfo:
-        written = file.entry if file.staged is None else file.staged
+        staged, written = file.staged, file.staged or file.entry
+        if file.member and staged is not None:
+            return await self._append(file, staged)
         assert written is not None, "what is dirty is staged, or in the journal"
-        if file.member and file.staged is not None:
-            return await self._append(file, file.staged)
-        return await self._writer.upload(
+        known = file.base.custom if file.base is not None else {}
+        custom = with_posix_metadata(known, mtime_ns=file.mtime_ns, mode=file.mode)
+        upload = Upload(
             file.bucket,
             file.key,
-            written,
-            base=file.base,
-            mtime_ns=file.mtime_ns,
-            mode=file.mode,
+            written.content(),
+            custom,
             only_new=file.only_new,
             replaces=file.replaces,
         )
+        return await self._writer.upload(upload, staged)
 
     def end_waiting(self, file: WrittenFile) -> None:
         """Drop what was acknowledged of a file: the store has it, or it was removed."""

@@ -462,15 +462,7 @@ class OpenFiles:
     def record(self, file: WrittenFile) -> None:
         """Record on the disk whose bytes these are, before anyone relies on them."""
         assert file.staged is not None, "what is dirty is staged"
-        self._writer.record(
-            file.staged,
-            file.bucket,
-            file.key,
-            member=file.member,
-            base=file.base,
-            mode=file.mode,
-            only_new=file.only_new,
-        )
+        file.staged.mark_dirty(file.record(self._writer.endpoint))
 
 
 class Creator:

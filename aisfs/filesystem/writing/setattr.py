@@ -246,8 +246,9 @@ def write_layer(
     """Put the operations together; `lister` is that of `tree`."""
     overlay = lister.overlay
     acknowledger = None
-    if writer.journal is not None:
-        acknowledger = Acknowledger(writer.journal, writer, overlay, settings.write_back, clock)
+    journal = writer.staging.journal
+    if journal is not None:
+        acknowledger = Acknowledger(journal, writer, overlay, settings.write_back, clock)
     committer = Committer(filesystem, tree, overlay, writer, acknowledger)
     write_back = WriteBack(committer, acknowledger) if acknowledger is not None else None
     files = OpenFiles(filesystem, committer, overlay, writer)

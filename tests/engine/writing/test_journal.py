@@ -13,7 +13,7 @@ import trio
 
 from aisfs.engine.writing import journal as journals
 from aisfs.engine.writing import journal as segments
-from aisfs.engine.writing.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.writing.journal import Journal, JournalEntry, NewEntry, Outcome
 from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.engine.writing.staging import StagingArea
 from aisfs.engine.writing.unsent import adopt_dead_sessions, unsent_files
@@ -78,7 +78,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 async def test_an_entry_is_read_back(area: StagingArea):
-    entry = await of(area).keep(RECORDS[0], b"content", 5, [])
+    entry = await of(area).keep(NewEntry(RECORDS[0], b"content", 5, []))
     assert (entry.read(0, 100), entry.read(3, 2), entry.read(9, 1)) == (b"content", b"te", b"")
     buffer = bytearray(4)
     entry.content().read_into(3, memoryview(buffer))
@@ -90,10 +90,10 @@ def test_nothing_is_told_before_the_disk_has_it_and_many_share_a_flush(
 ):
     told: list[Outcome] = []
     disk.free.clear()
-    of(area).put(told.append, record=RECORDS[0], content=b"first")
+    of(area).put(told.append, NewEntry(record=RECORDS[0], content=b"first"))
     assert eventually(lambda: of(area)._asked.empty())
     for record in RECORDS[1:100]:
-        of(area).put(told.append, record=record, content=b"more")
+        of(area).put(told.append, NewEntry(record=record, content=b"more"))
     assert told == []
     disk.free.set()
     assert eventually(lambda: len(told) == 100)
@@ -104,24 +104,24 @@ def test_nothing_is_told_before_the_disk_has_it_and_many_share_a_flush(
 async def test_a_disk_that_fails_is_told_and_what_was_told_before_stays(
     area: StagingArea, disk: Disk
 ):
-    kept = await of(area).keep(RECORDS[0], b"kept", 1, [])
+    kept = await of(area).keep(NewEntry(RECORDS[0], b"kept", 1, []))
     disk.fails = True
     with pytest.raises(Unavailable, match="broken"):
-        await of(area).keep(RECORDS[1], b"lost", 2, [])
+        await of(area).keep(NewEntry(RECORDS[1], b"lost", 2, []))
     disk.fails = False
-    assert (await of(area).keep(RECORDS[2], b"later", 3, [])).segment is not kept.segment
+    assert (await of(area).keep(NewEntry(RECORDS[2], b"later", 3, []))).segment is not kept.segment
     assert kept.read(0, 9) == b"kept"
 
 
 async def test_what_was_torn_is_told_and_what_follows_is_not_lost(
     area: StagingArea, disk: Disk, tmp_path: Path
 ):
-    await of(area).keep(RECORDS[0], b"kept", 1, [])
+    await of(area).keep(NewEntry(RECORDS[0], b"kept", 1, []))
     disk.torn = True
     with pytest.raises(Unavailable, match="broken"):
-        await of(area).keep(RECORDS[1], b"lost" * 100, 2, [])
+        await of(area).keep(NewEntry(RECORDS[1], b"lost" * 100, 2, []))
     disk.torn = False
-    await of(area).keep(RECORDS[2], b"later", 3, [])
+    await of(area).keep(NewEntry(RECORDS[2], b"later", 3, []))
     assert left_by(area, tmp_path) == ["k0", "k2"]
 
 
@@ -140,14 +140,16 @@ def test_what_was_told_as_failed_is_not_found_although_the_disk_has_it(
 
     monkeypatch.setattr(segments, "write_through", fill_up)
     told: list[Outcome] = []
-    of(area).put(told.append, record=RECORDS[0], content=b"kept")
+    of(area).put(told.append, NewEntry(record=RECORDS[0], content=b"kept"))
     assert eventually(lambda: len(told) == 1)
     (kept,) = told
     assert isinstance(kept, JournalEntry)
-    of(area).put(told.append, record=RECORDS[1], content=b"keeps the thread busy")
+    of(area).put(told.append, NewEntry(record=RECORDS[1], content=b"keeps the thread busy"))
     assert eventually(lambda: of(area)._asked.empty())
-    of(area).put(told.append, record=RECORDS[2], content=b"whole, and ends another", ended=[kept])
-    of(area).put(told.append, record=RECORDS[3], content=b"cut off" * 100)
+    of(area).put(
+        told.append, NewEntry(record=RECORDS[2], content=b"whole, and ends another", ended=[kept])
+    )
+    of(area).put(told.append, NewEntry(record=RECORDS[3], content=b"cut off" * 100))
     free.set()
     assert eventually(lambda: len(told) == 4)
     assert [type(one) for one in told[2:]] == [OutOfSpace, OutOfSpace]
@@ -170,7 +172,7 @@ def put_here(
     content: bytes = b"content",
     told: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    return of(area).try_put(told, record=record, content=content, mtime_ns=5, ended=())
+    return of(area).try_put(told, NewEntry(record=record, content=content, mtime_ns=5, ended=()))
 
 
 async def test_a_quick_disk_is_written_to_by_who_asks(
@@ -178,7 +180,7 @@ async def test_a_quick_disk_is_written_to_by_who_asks(
 ):
     monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
     assert put_here(area, RECORDS[0]) is None, "nothing is known of the disk"
-    await of(area).keep(RECORDS[0], b"first", 0, [])
+    await of(area).keep(NewEntry(RECORDS[0], b"first", 0, []))
     written: list[int] = []
     entry = put_here(area, RECORDS[1], b"second", lambda: written.append(disk.writes))
     assert isinstance(entry, JournalEntry)
@@ -192,7 +194,7 @@ async def test_a_quick_disk_is_written_to_by_who_asks(
 
 async def test_nobody_waits_for_a_slow_disk_but_the_journals_thread(area: StagingArea, disk: Disk):
     disk.seconds = 2 * journals.QUICK_SECONDS
-    await of(area).keep(RECORDS[0], b"content", 0, [])
+    await of(area).keep(NewEntry(RECORDS[0], b"content", 0, []))
     assert put_here(area, RECORDS[1]) is None
 
 
@@ -200,13 +202,13 @@ async def test_nobody_waits_while_others_are_written(
     area: StagingArea, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
-    await of(area).keep(RECORDS[0], b"content", 0, [])
+    await of(area).keep(NewEntry(RECORDS[0], b"content", 0, []))
     disk.free.clear()
     told: list[Outcome] = []
-    of(area).put(told.append, record=RECORDS[1], content=b"content")
+    of(area).put(told.append, NewEntry(record=RECORDS[1], content=b"content"))
     assert eventually(lambda: of(area)._asked.empty())
     assert put_here(area, RECORDS[2]) is None, "the thread is at it"
-    of(area).put(told.append, record=RECORDS[2], content=b"content")
+    of(area).put(told.append, NewEntry(record=RECORDS[2], content=b"content"))
     assert put_here(area, RECORDS[3]) is None, "another waits for its turn"
     disk.free.set()
     assert eventually(lambda: len(told) == 2)
@@ -216,7 +218,7 @@ async def test_nobody_waits_for_another_journal_to_be_made(
     area: StagingArea, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
-    entry = await of(area).keep(RECORDS[0], bytes(JOURNAL_BYTES // 2), 0, [])
+    entry = await of(area).keep(NewEntry(RECORDS[0], bytes(JOURNAL_BYTES // 2), 0, []))
     assert put_here(area, RECORDS[1], bytes(JOURNAL_BYTES // 2)) is None
     small = put_here(area, RECORDS[1], bytes(JOURNAL_BYTES // 8))
     assert isinstance(small, JournalEntry)
@@ -227,13 +229,13 @@ async def test_who_asks_is_told_that_a_quick_disk_fails(
     area: StagingArea, disk: Disk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
-    kept = await of(area).keep(RECORDS[0], b"kept", 0, [])
+    kept = await of(area).keep(NewEntry(RECORDS[0], b"kept", 0, []))
     disk.torn = True
     told: list[str] = []
     assert isinstance(put_here(area, RECORDS[1], told=lambda: told.append("safe")), Unavailable)
     assert told == []
     disk.torn = False
-    later = await of(area).keep(RECORDS[2], b"later", 0, [])
+    later = await of(area).keep(NewEntry(RECORDS[2], b"later", 0, []))
     assert later.segment is not kept.segment
     assert left_by(area, tmp_path) == ["k0", "k2"]
 
@@ -246,13 +248,13 @@ async def test_a_bug_is_told_and_the_next_entry_is_written(
     def fail(*_: object, **__: object) -> bytes:
         raise ValueError("unforeseen")
 
-    kept = await of(area).keep(RECORDS[0], b"kept", 1, [])
+    kept = await of(area).keep(NewEntry(RECORDS[0], b"kept", 1, []))
     with monkeypatch.context() as patch:
         patch.setattr(journals, name, fail)
         with pytest.raises(Unavailable, match="unforeseen"):
-            await of(area).keep(RECORDS[1], b"lost", 2, [])
+            await of(area).keep(NewEntry(RECORDS[1], b"lost", 2, []))
     assert "bug in aisfs" in caplog.text
-    later = await of(area).keep(RECORDS[2], b"later", 1 << 63, [])
+    later = await of(area).keep(NewEntry(RECORDS[2], b"later", 1 << 63, []))
     assert (kept.read(0, 9), later.read(0, 9)) == (b"kept", b"later")
 
 
@@ -263,8 +265,8 @@ async def test_who_cannot_be_told_does_not_keep_others_from_it(
     def fail(_: Outcome) -> None:
         raise ValueError("unforeseen")
 
-    of(area).put(fail, record=RECORDS[0], content=b"content")
-    assert (await of(area).keep(RECORDS[1], b"next", 1, [])).read(0, 9) == b"next"
+    of(area).put(fail, NewEntry(record=RECORDS[0], content=b"content"))
+    assert (await of(area).keep(NewEntry(RECORDS[1], b"next", 1, []))).read(0, 9) == b"next"
     assert "unforeseen" in caplog.text
 
 
@@ -275,14 +277,14 @@ async def test_an_old_journal_that_cannot_be_removed_ends_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "read-only by now")
 
-    first = await of(area).keep(RECORDS[0], bytes(JOURNAL_BYTES // 2), 0, [])
-    await of(area).keep(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [])
+    first = await of(area).keep(NewEntry(RECORDS[0], bytes(JOURNAL_BYTES // 2), 0, []))
+    await of(area).keep(NewEntry(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, []))
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", refuse)
         of(area).end([first])
         await of(area).settled()
         assert eventually(lambda: area.used == JOURNAL_BYTES)
-    assert (await of(area).keep(RECORDS[2], b"later", 0, [])).read(0, 9) == b"later"
+    assert (await of(area).keep(NewEntry(RECORDS[2], b"later", 0, []))).read(0, 9) == b"later"
 
 
 @pytest.mark.timeout(20)
@@ -290,12 +292,14 @@ async def test_without_its_thread_nobody_waits(area: StagingArea):
     of(area)._asked.put(None)
     assert eventually(lambda: not of(area)._thread.is_alive())
     with pytest.raises(Unavailable, match="has ended"):
-        await of(area).keep(RECORDS[0], b"content", 0, [])
+        await of(area).keep(NewEntry(RECORDS[0], b"content", 0, []))
 
 
 async def test_old_journals_go_when_nothing_in_them_waits(area: StagingArea):
-    first = await of(area).keep(RECORDS[0], b"first", 0, [])
-    entries = [await of(area).keep(record, bytes(10_000), 0, []) for record in RECORDS[1:20]]
+    first = await of(area).keep(NewEntry(RECORDS[0], b"first", 0, []))
+    entries = [
+        await of(area).keep(NewEntry(record, bytes(10_000), 0, [])) for record in RECORDS[1:20]
+    ]
     folder = first.segment.path.parent
 
     def journals_left() -> int:
@@ -312,15 +316,15 @@ async def test_old_journals_go_when_nothing_in_them_waits(area: StagingArea):
 
 
 async def test_what_has_ended_is_read_to_its_end(area: StagingArea):
-    first = await of(area).keep(RECORDS[0], b"first", 0, [])
-    last = await of(area).keep(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [])
-    last = await of(area).keep(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [last])
+    first = await of(area).keep(NewEntry(RECORDS[0], b"first", 0, []))
+    last = await of(area).keep(NewEntry(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, []))
+    last = await of(area).keep(NewEntry(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [last]))
     of(area).end([first])
     path, descriptor = first.segment.path, first.segment.descriptor
     assert eventually(lambda: not path.exists() and area.used == JOURNAL_BYTES)
     assert first.read(0, 99) == b"first"
     del first
-    await of(area).keep(RECORDS[2], b"so that the thread forgets it", 0, [])
+    await of(area).keep(NewEntry(RECORDS[2], b"so that the thread forgets it", 0, []))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert last.segment.path.exists()
@@ -329,7 +333,7 @@ async def test_what_has_ended_is_read_to_its_end(area: StagingArea):
 async def test_without_room_it_is_refused(tmp_path: Path):
     area = StagingArea(tmp_path / "staging", JOURNAL_BYTES - 1, journal=True)
     with pytest.raises(OutOfSpace, match="staging directory"):
-        await of(area).keep(RECORDS[0], b"content", 0, [])
+        await of(area).keep(NewEntry(RECORDS[0], b"content", 0, []))
     area.close()
     assert unsent_files(tmp_path / "staging") == []
 
@@ -339,7 +343,9 @@ async def test_an_end_that_could_not_be_written_is_written_later(
 ):
     monkeypatch.setattr(journals, "_OWED_SECONDS", 0.1)
     area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
-    first, second, third = [await of(area).keep(r, b"content", 0, []) for r in RECORDS[:3]]
+    first, second, third = [
+        await of(area).keep(NewEntry(r, b"content", 0, [])) for r in RECORDS[:3]
+    ]
     disk.fails = True
     of(area).end([first])
     of(area).end([second])
@@ -364,7 +370,7 @@ async def test_what_ends_has_room_where_nothing_else_has(tmp_path: Path):
 
     async def fill() -> None:
         for record in RECORDS:
-            entries.extend([await of(area).keep(record, bytes(1000), 0, [])])
+            entries.extend([await of(area).keep(NewEntry(record, bytes(1000), 0, []))])
 
     with pytest.raises(OutOfSpace):
         await fill()
@@ -381,9 +387,11 @@ async def test_what_ends_has_room_where_nothing_else_has(tmp_path: Path):
 
 async def test_what_waits_survives_the_end_of_the_session(tmp_path: Path):
     area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
-    entries = [await of(area).keep(r, bytes(9000) + r, n, []) for n, r in enumerate(RECORDS[:20])]
+    entries = [
+        await of(area).keep(NewEntry(r, bytes(9000) + r, n, [])) for n, r in enumerate(RECORDS[:20])
+    ]
     of(area).end(entries[:15])
-    again = await of(area).keep(RECORDS[16], b"newer", 50, [entries[16]])
+    again = await of(area).keep(NewEntry(RECORDS[16], b"newer", 50, [entries[16]]))
     assert again.serial > entries[16].serial
     area.close()
     found = unsent_files(tmp_path)
@@ -403,8 +411,8 @@ async def test_what_waits_survives_the_end_of_the_session(tmp_path: Path):
 
 async def test_what_waits_survives_a_kill(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
-    await of(area).keep(RECORDS[0], b"one", 0, [])
-    ended = await of(area).keep(RECORDS[1], b"two", 0, [])
+    await of(area).keep(NewEntry(RECORDS[0], b"one", 0, []))
+    ended = await of(area).keep(NewEntry(RECORDS[1], b"two", 0, []))
     of(area).end([ended])
     await of(area).settled()
     os.close(area._lock)  # what the kernel does

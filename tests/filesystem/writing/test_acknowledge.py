@@ -45,7 +45,7 @@ class Scene:
         file = WrittenFile(len(key), b"", node, None, 0o644, 7)
         file.staged = self.writer.new()
         file.staged.write(0, content)
-        self.writer.record(file.staged, BUCKET, key, member="", base=None, mode=0o644)
+        file.staged.mark_dirty(file.record("http://x"))
         file.dirty = True
         return file
 
