@@ -138,13 +138,13 @@ def s3_environment(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def moto() -> Iterator[S3]:
+def moto(page_size: int = 1000) -> Iterator[S3]:
     """Run moto until the block ends."""
     port = _free_port()
+    env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(page_size)}
+    words = ["--host", "127.0.0.1", "--port", str(port)]
     with open(os.devnull, "wb") as nowhere:
-        process = _moto.start(
-            "--host", "127.0.0.1", "--port", str(port), stdout=nowhere, stderr=nowhere
-        )
+        process = _moto.start(*words, stdout=nowhere, stderr=nowhere, env=env)
     with _until_ended(process, port):
         url = f"http://127.0.0.1:{port}"
         yield S3("s3", url, s3_environment(url))

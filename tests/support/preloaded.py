@@ -51,6 +51,7 @@ _READ_LATE = (
     "AZURE_",
     "GOOGLE_",
     "HF_",
+    "MOTO_",
     "STORAGE_",
     *(f"{kind}_PROXY" for kind in ("ALL", "HTTP", "HTTPS", "NO")),
     *(f"{kind}_proxy" for kind in ("all", "http", "https", "no")),
