@@ -25,8 +25,8 @@ SLOW = {
     "action": "stall", "seconds": 300, "until_cleared": True, "times": -1,
 }  # fmt: skip
 NUMBERS = count()
-MANY = 24
-"""Slow volumes. A driver with as many threads as gRPC's examples is full of ten."""
+MANY = 17
+"""Slow volumes. The driver once had 16 threads."""
 
 
 @contextmanager
