@@ -41,7 +41,7 @@ from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
-LIMIT = 48 * MIB
+LIMIT = 24 * MIB
 BYPASSED = r"cache bypassed"
 NOT_USED = r"cache not used until the next start"
 INDEXES = r"WARNING aisfs\.cache\..* indexes"
@@ -57,12 +57,12 @@ def store() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
-    """Twelve shards of 3 MiB."""
-    return make_shards(store / "shards", 12, 24, 128 * 1024)
+    """Twelve shards of 1.5 MiB."""
+    return make_shards(store / "shards", 12, 12, 128 * 1024)
 
 
 def options(cache: Path, *more: str) -> tuple[str, ...]:
-    return ("--cache-dir", str(cache), "--cache-size", "48MiB", *more)
+    return ("--cache-dir", str(cache), "--cache-size", "24MiB", *more)
 
 
 @contextmanager
@@ -117,14 +117,14 @@ def test_killed_many_times(
             with (
                 mounted(
                     "ais://shards", mountpoint, endpoint=server.endpoint,
-                    options=("--cache-dir", str(cache), "--cache-size", "16MiB"),
+                    options=("--cache-dir", str(cache), "--cache-size", "10MiB"),
                 ) as mount,
                 readers(READER, [job(mount.path, part) for part in parts]) as wait,
             ):  # fmt: skip
                 time.sleep(chance.uniform(0.2, 1.0))
                 kill_daemon(mount)
                 wait()
-    assert seen.peak <= 16 * MIB, seen
+    assert seen.peak <= 10 * MIB, seen
     with mounted(
         "ais://shards", mountpoint, endpoint=server.endpoint, options=options(cache)
     ) as mount:
@@ -145,15 +145,15 @@ def test_a_full_disk_is_bypassed(
             read(mount.path, *dealt(shuffled(shards.members, epoch), 2), shards.files)
         log = mount.log()
         assert 1 <= len(lines(log, "bypassed")) <= 3, log
-        assert disk_usage(disk) > 4 * MIB
+        assert disk_usage(disk) > 2 * MIB
 
 
 def test_a_disk_that_is_full_before_the_mount(
     shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
 ):
     """It is mounted without a cache; and the cache, which may be what fills the disk, can be cleared."""
-    with tmpfs(tmp_path / "tiny", "size=30m") as disk:
-        settings = ("--cache-dir", str(disk / "cache"), "--cache-size", "20MiB")
+    with tmpfs(tmp_path / "tiny", "size=20m") as disk:
+        settings = ("--cache-dir", str(disk / "cache"), "--cache-size", "12MiB")
         with mounted(
             "ais://shards", mountpoint, endpoint=server.endpoint, options=settings
         ) as mount:
@@ -173,10 +173,10 @@ def test_a_disk_that_is_full_before_the_mount(
 @pytest.mark.parametrize(
     ("full", "spare", "in_use"),
     [
-        ("size=30m", 0, False),
-        ("size=30m", 2, True),
-        ("size=60m,nr_inodes=60", 0, False),
-        ("size=60m,nr_inodes=60", 0, True),
+        ("size=20m", 0, False),
+        ("size=20m", 2, True),
+        ("size=40m,nr_inodes=60", 0, False),
+        ("size=40m,nr_inodes=60", 0, True),
     ],
 )
 def test_clear_works_on_a_full_disk(
@@ -185,7 +185,7 @@ def test_clear_works_on_a_full_disk(
 ):  # fmt: skip
     """With no room at all, or so little that the ledger can be opened and not be changed."""
     with tmpfs(tmp_path / "tiny", full) as disk:
-        settings = ("--cache-dir", str(disk / "cache"), "--cache-size", "20MiB")
+        settings = ("--cache-dir", str(disk / "cache"), "--cache-size", "12MiB")
         with ExitStack() as stack:
             mount = stack.enter_context(
                 mounted(
@@ -278,7 +278,7 @@ def test_deleted_while_mounted(
     ) as mount:  # fmt: skip
         read(mount.path, dict(list(shards.files.items())[:6]))
         with readers(READER, [job(mount.path, p) for p in dealt(shards.members, 2)]) as wait:
-            time.sleep(0.3)
+            time.sleep(0.1)
             victim = cache / victims[deleted]
             if victim.is_dir():
                 shutil.rmtree(victim, ignore_errors=True)
@@ -361,7 +361,7 @@ def test_an_object_overwritten_while_it_is_cached(
     size: int, server: RunningServer, mountpoint: Path, tmp_path: Path
 ):
     """A reader sees one version as a whole or an error; and the new one when the times are over."""
-    versions = [payload(size, f"version {number}") for number in range(6)]
+    versions = [payload(size, f"version {number}") for number in range(4)]
     known = {hashlib.sha256(data).hexdigest(): at for at, data in enumerate(versions)}
     put(server.endpoint, "mutable", "x.bin", versions[0])
     ended = threading.Event()
