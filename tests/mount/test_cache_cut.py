@@ -91,7 +91,7 @@ def test_what_is_read_is_right(
     tmp_path: Path,
 ):
     with with_cache(server, mountpoint, tmp_path / "cache") as mount:
-        for _ in range(3):
+        for _ in range(2):
             work(mount)  # from files that are mapped, from the second time on
             work(mount)
             for path in data_files(tmp_path / "cache"):

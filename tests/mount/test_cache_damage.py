@@ -23,19 +23,19 @@ from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
-LIMIT = 48 * MIB
+LIMIT = 24 * MIB
 STARTS_EMPTY = r"cache .* starts empty"
 NOT_USED = r"cache not used until the next start"
 
 
 @pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
-    """Twelve shards of 3 MiB."""
-    return make_shards(store / "shards", 12, 24, 128 * 1024)
+    """Twelve shards of 1.5 MiB."""
+    return make_shards(store / "shards", 12, 12, 128 * 1024)
 
 
 def options(cache: Path) -> tuple[str, ...]:
-    return ("--cache-dir", str(cache), "--cache-size", "48MiB")
+    return ("--cache-dir", str(cache), "--cache-size", "24MiB")
 
 
 def warm(server: RunningServer, shards: Dataset, mountpoint: Path, cache: Path) -> None:

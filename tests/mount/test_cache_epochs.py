@@ -33,16 +33,16 @@ pytestmark = pytest.mark.mount
 RECORDED = 2.5
 """Seconds after which what was read is in the books even if the daemon is killed."""
 EPOCHS = 2
-HALF = ("--cache-size", "45MiB", "--memory-limit", "16MiB")
-"""For the 80 MiB of `shards`: 40 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
+HALF = ("--cache-size", "25MiB", "--memory-limit", "16MiB")
+"""For the 40 MiB of `shards`: 20 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
 
 
 @pytest.fixture(scope="module")
 def mixed(store: Path) -> Dataset:
-    """Six shards of 3 MiB, four objects of 5 MiB and one of 40 MiB."""
-    shards = make_shards(store / "mixed", 6, 24, 128 * 1024)
-    objects = make_objects(store / "mixed", 4, 5 * MIB)
-    big = make_objects(store / "mixed" / "big", 1, 40 * MIB)
+    """Six shards of 1.5 MiB, four objects of 3 MiB and one of 20 MiB."""
+    shards = make_shards(store / "mixed", 6, 12, 128 * 1024)
+    objects = make_objects(store / "mixed", 4, 3 * MIB)
+    big = make_objects(store / "mixed" / "big", 1, 20 * MIB)
     names = {f"big/{name}": sha for name, sha in big.files.items()}
     size = shards.size + objects.size + big.size
     return Dataset({**shards.files, **objects.files, **names}, shards.members, size)
@@ -50,14 +50,14 @@ def mixed(store: Path) -> Dataset:
 
 @pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
-    """80 shards of 1 MiB."""
-    return make_shards(store / "shards", 80, 8, 128 * 1024 - 2048)
+    """40 shards of 1 MiB."""
+    return make_shards(store / "shards", 40, 8, 128 * 1024 - 2048)
 
 
 @pytest.fixture(scope="module")
 def one(store: Path) -> Dataset:
-    """One shard of 24 MiB."""
-    return make_shards(store / "one", 1, 96, 256 * 1024)
+    """One shard of 12 MiB."""
+    return make_shards(store / "one", 1, 48, 256 * 1024)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ TOLD = r"cache bypassed|cache not used until the next start"
 
 @pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
-    """Twelve shards of 3 MiB."""
-    return make_shards(store / "shards", 12, 24, 128 * 1024)
+    """Twelve shards of 1.5 MiB."""
+    return make_shards(store / "shards", 12, 12, 128 * 1024)
 
 
 @pytest.fixture
