@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ LATER = (
     "tests/server/test_bucket_jobs.py",
     "tests/server/test_hostile_clients.py",
     "tests/server/test_jobs.py",
+    "tests/server/test_moving.py",
     "tests/server/test_paging.py",
     "tests/server/test_refusals.py",
     "tests/server/test_targets.py",
@@ -74,7 +76,8 @@ LONG = (
     "tests/docs/test_recipes.py",
     "tests/programs/",
 )
-"""Minutes each. They begin first: a file is one worker's, and at the end all would wait for it."""
+"""Half a minute and more each. They begin first, in this order: a file is one worker's, and at the end all would
+wait for it."""
 
 Choice = tuple[Any, ...]
 """Whether it is a row of a test's own table; names of parameters that belong together, and their values."""
@@ -132,11 +135,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=later)
     left_out = set(later)
     items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    items.sort(key=lambda item: next(_places(item.nodeid), len(LONG)))
     seconds = 60 * config.getoption("--stress-minutes") + 120
     for item in items:
         if item.get_closest_marker("stress") is not None:
             item.add_marker(pytest.mark.timeout(seconds))
+
+
+def _places(name: str) -> Iterator[int]:
+    """Return where among the long files a test is."""
+    return (place for place, file in enumerate(LONG) if name.startswith(file))
 
 
 def _needless_combinations(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -29,7 +29,7 @@ from tests.support.web_servers import make_certificate
 pytestmark = pytest.mark.mount
 ALL = [{"id": "", "perm": str(READ | WRITE | LIST)}]
 AUDIENCE = ("--token-audience", "aistore")
-LIFE, AGE = 20, 8
+LIFE, AGE = 15, 6
 """Seconds for which tokens are valid, and after which Kubernetes makes a new one: as it does, long before the end."""
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.timeout(400)]
 MIB = 1 << 20
 TOPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 LIMITS = ("memory.limit_in_bytes", "memory.max")
-OBJECTS, SIZE, READERS, READS = 40, 3 * MIB, 12, 2400
+OBJECTS, SIZE, READERS, READS = 40, 3 * MIB, 12, 1200
 
 
 class Group:

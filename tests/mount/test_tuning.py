@@ -15,16 +15,16 @@ from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
 
-BIG = 64 * MIB
+BIG = 32 * MIB
 DELAY = 0.5
 """Seconds that each GET takes, large against the time that the bytes take."""
-LONG_ENOUGH = 3.0
+LONG_ENOUGH = 2.0
 """Seconds in which a prefetch would have happened."""
 
 
 @pytest.fixture(scope="module")
 def big(store: Path) -> Dataset:
-    """An object of 64 MiB."""
+    """An object of 32 MiB."""
     return make_objects(store / "big", 1, BIG)
 
 
@@ -272,7 +272,7 @@ def test_less_memory_than_readers_need_is_no_error(
         "ais://many", mountpoint, endpoint=server.endpoint,
         options=(*cache, "--memory-limit", "16MiB", "--cache-size", "0"),
     ) as mount:  # fmt: skip
-        some = dict(list(many.files.items())[:3])
+        some = dict(list(many.files.items())[:2])
         jobs = [job(mount.path, some, piece) for piece in (4096, MIB, 7 * MIB)]
         with readers(READER, jobs) as wait:
             assert wait() == []

@@ -206,11 +206,12 @@ def mounting(*, fastpath: bool) -> Iterator[None]:
 
 def eventually(condition, seconds: float = PATIENCE) -> bool:
     """Wait until the condition holds; False when it never does."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.005
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
     return True
 
 
