@@ -279,7 +279,8 @@ def test_many_warnings_are_cut_short(server: RunningServer, mountpoint: Path):
         options=["--view", "flat"],
         expected_log=["damaged"],
     ) as mount:
-        said = mount.log_files[1].read_text().splitlines()
+        lines = mount.log_files[1].read_text().splitlines()
+        said = [line for line in lines if "warning" in line]  # a slow one says what it opens, too
         assert len(said) == 21, said
         assert all(line.startswith("aisfs: warning: ais://b/damaged/") for line in said[:20])
         assert said[20] == "aisfs: warning: … and 5 more in the log"
