@@ -21,12 +21,16 @@ def _modules() -> dict[str, ast.Module]:
     }
 
 
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
 def _used(tree: ast.Module, owner: str) -> set[str]:
     """The attributes of a name that are used in a module."""
     return {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == owner
+        if isinstance(node, ast.Attribute) and _is_name(node.value, owner)
     }
 
 
@@ -92,7 +96,7 @@ def _calls(tree: ast.Module, owner: str) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and ast.unparse(node.func.value) == owner
+        and _is_name(node.func.value, owner)
     }
 
 
