@@ -77,7 +77,7 @@ async def test_create_bucket(subject):
         subject.destroy_bucket(new)
 
 
-@pytest.mark.parametrize("data", [b"", b"1", b"12345" * 1000, BIG], ids=len)
+@for_each("data", [b"", b"1", b"12345" * 1000, BIG])
 async def test_upload(subject, data):
     info = await upload(subject, "dir/k", data)
     assert info == await subject.store.head(subject.bucket, "dir/k")
@@ -114,7 +114,7 @@ async def test_content_of_a_file_and_of_a_part(subject, tmp_path):
     assert await read(subject, "part") == BIG[1000 : 1000 + (5 << 20)]
 
 
-@pytest.mark.parametrize("size", [10, len(BIG)])
+@for_each("size", [10, len(BIG)])
 async def test_content_that_cannot_be_read_changes_nothing(subject, tmp_path, size):
     (tmp_path / "file").write_bytes(b"x" * (size - 1))
     await upload(subject, "old", b"old")
@@ -155,7 +155,7 @@ async def test_odd_names(subject):
     assert await keys(subject, "moved/") == []
 
 
-@pytest.mark.parametrize("key", ["/a", "a//b", ".", "a/.", "../a", "a/../b"])
+@for_each("key", ["/a", "a//b", ".", "a/.", "../a", "a/../b"])
 async def test_components_that_no_path_has(subject, key):
     if not subject.takes_odd_components:
         await check_refused(subject, key, InvalidName)
@@ -281,7 +281,7 @@ async def test_custom_metadata_belongs_to_one_content(subject):
     assert (await store.head(bucket, "l")).custom == {}
 
 
-@pytest.mark.parametrize("custom", [{"a b": ""}, {"": ""}, {"ü": ""}, {"a": "x" * 1100}])
+@for_each("custom", [{"a b": ""}, {"": ""}, {"ü": ""}, {"a": "x" * 1100}])
 async def test_custom_metadata_that_is_refused(subject, custom):
     info = await upload(subject, "k", b"one")
     with pytest.raises(ValueError, match="custom metadata"):
@@ -330,7 +330,7 @@ async def test_many_directories_come_and_go(subject):
 # Only new objects -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [b"", b"small", BIG], ids=len)
+@for_each("data", [b"", b"small", BIG])
 async def test_of_two_writers_of_a_new_object_one_wins(subject, data):
     await upload(subject, "dir/k", data, only_new="one")
     with pytest.raises(AlreadyExists, match="another client"):
@@ -345,6 +345,7 @@ async def test_of_two_writers_of_a_new_object_one_wins(subject, data):
     with pytest.raises(AlreadyExists):
         await upload(subject, "dir/k", data, only_new="one")
     assert await read(subject, "dir/k") == b"over it"
+    subject.delete("dir/k")
 
 
 async def test_what_is_made_while_a_large_new_object_is_sent_stays(subject):
@@ -356,7 +357,7 @@ async def test_what_is_made_while_a_large_new_object_is_sent_stays(subject):
     assert await read(subject, "k") == b"theirs"
 
 
-@pytest.mark.parametrize("data", [b"", b"small", BIG], ids=len)
+@for_each("data", [b"", b"small", BIG])
 async def test_a_version_is_replaced_only_if_it_is_still_there(subject, data):
     base = await upload(subject, "dir/k", b"base")
     info = await upload(subject, "dir/k", data, replaces=base)
@@ -371,7 +372,7 @@ async def test_a_version_is_replaced_only_if_it_is_still_there(subject, data):
     assert await keys(subject) == []
 
 
-@pytest.mark.parametrize("data", [b"mine", BIG], ids=len)
+@for_each("data", [b"mine", BIG])
 async def test_two_uploads_made_of_one_version_do_not_replace_each_other(subject, data):
     base = await upload(subject, "k", b"base")
     await upload(subject, "k", data, replaces=base)
@@ -421,7 +422,7 @@ async def test_parts_sent_ahead(subject):
     assert await read(subject, "ahead") == BIG + b"and more"
 
 
-@pytest.mark.parametrize("start", [0, 1000, (5 << 20) - 1])
+@for_each("start", [0, 1000, (5 << 20) - 1])
 async def test_what_changed_is_sent_again(subject, start):
     begun = await begin(subject, BIG)
     changed = bytearray(BIG)
@@ -432,7 +433,7 @@ async def test_what_changed_is_sent_again(subject, start):
     assert await read(subject, "ahead") == changed
 
 
-@pytest.mark.parametrize("size", [0, 1, 5 << 20, (5 << 20) + 1])
+@for_each("size", [0, 1, 5 << 20, (5 << 20) + 1])
 async def test_what_was_cut_off_is_not_kept(subject, size):
     begun = await begin(subject, BIG)
     if begun is not None:
