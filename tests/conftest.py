@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-STRESS_MINUTES = 1 / 6
+STRESS_MINUTES = 1 / 12
 LATER = (
     "tests/bench",
     "tests/commands/test_pack.py::test_unpacking_takes_no_memory_in_proportion",
@@ -91,7 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=STRESS_MINUTES,
         metavar="N",
-        help="how long tests/mount/test_stress.py reads, in minutes [10 seconds]",
+        help="how long tests/mount/test_stress.py reads, in minutes [5 seconds]",
     )
     parser.addoption(
         "--all",

@@ -115,7 +115,7 @@ def test_eight_processes_in_every_way(
                     stdout=subprocess.PIPE, text=True, env=environment(),
                 )  # fmt: skip
                 processes.append(process)
-                job = {"files": files, "seed": seed, "seconds": 6, "names": len(files) // 24}
+                job = {"files": files, "seed": seed, "seconds": 3, "names": len(files) // 24}
                 process.stdin.write(json.dumps(job) + "\n")
                 process.stdin.flush()
             disturb(server, mount.path)
@@ -131,7 +131,7 @@ def test_eight_processes_in_every_way(
 
 def disturb(server: RunningServer, root: Path) -> None:
     """Change the directory again and again, so that names and listings are invalidated."""
-    for turn in range(20):
+    for turn in range(10):
         put(server.endpoint, "b", f"other-{turn % 3}.bin", bytes([turn]) * 100_000)
         with suppress(OSError):  # it may be stale just now
             (root / f"other-{turn % 3}.bin").read_bytes()

