@@ -15,7 +15,7 @@ from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
 
-BIG = 32 * MIB
+BIG = 64 * MIB
 DELAY = 0.5
 """Seconds that each GET takes, large against the time that the bytes take."""
 LONG_ENOUGH = 2.0
@@ -24,7 +24,7 @@ LONG_ENOUGH = 2.0
 
 @pytest.fixture(scope="module")
 def big(store: Path) -> Dataset:
-    """An object of 32 MiB."""
+    """An object of 64 MiB."""
     return make_objects(store / "big", 1, BIG)
 
 
