@@ -73,6 +73,7 @@ LONG = (
     "tests/contract/test_writable_store.py",
     "tests/mount/test_faults.py",
     "tests/mount/test_warm.py",
+    "tests/mount/test_writing_many.py",
     "tests/mount/test_writing_model.py",
     "tests/mount/test_class_view.py",
     "tests/contract/test_object_store.py",

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -396,12 +395,6 @@ def test_damaged_cache_is_decompressed_again(tmp_path: Path, mountpoint: Path):
     ) as mount:
         assert unpacked(mountpoint / "x.tgz.d") == LARGE
         assert "decompressed" in mount.log()
-
-
-def test_tar_unpacks_the_same(tmp_path: Path, mount: Mount, server: RunningServer):
-    with tarfile.open(server.root / "b" / "small.tar.bz2") as tar:
-        tar.extractall(tmp_path, filter="data")
-    assert unpacked(tmp_path) == unpacked(mount.path / "small.tar.bz2.d")
 
 
 def test_magic_goes_by_content(damaged, mountpoint: Path):

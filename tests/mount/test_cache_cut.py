@@ -32,7 +32,7 @@ ZIPPED = {f"{number:02}.txt": text(200_000, number) for number in range(20)}
 @pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
     """Shards, and beside them one large object and a zip."""
-    dataset = make_shards(store / "shards", 4, 300, 20_000)
+    dataset = make_shards(store / "shards", 4, 150, 20_000)
     fill(store / "shards", {"other/large.bin": LARGE, "other/texts.zip": make_zip(ZIPPED)})
     return dataset
 
