@@ -20,68 +20,36 @@ from tests.support.web_servers import make_certificate, nginx
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(LIMIT + 100)]
 
 
-@pytest.fixture(scope="module")
-def drawn(shared_place):
-    """One whole run, which several tests look at."""
-    return demo(shared_place, "--pictures", "36")
-
-
-def test_ends_well_and_leaves_nothing(drawn, shared_place):
-    assert (drawn.returncode, drawn.stderr) == (0, "")
-    assert "Everything is cleaned up." in drawn.stdout
-    assert shared_place.left() == []
-
-
-def test_lists_the_bucket_and_the_members_of_a_shard(drawn):
-    for shard in ("samples-00.tar", "samples-01.tar", "train.tar"):
-        assert re.search(rf"^-r--r--r-- .* {shard}$", drawn.stdout, re.M)
-    for member in ("sample_0000.cls", "sample_0000.image.jpg", "sample_0000.trimap.png"):
-        assert re.search(rf"^-r--r--r-- .* {member}$", drawn.stdout, re.M)
-    assert "JPEG (320, 240)" in drawn.stdout
-
-
-def test_compares_a_shard_with_its_source(drawn):
-    sums = re.findall(r"^([0-9a-f]{32})  (mnt|made)/samples-00.tar$", drawn.stdout, re.M)
+def test_a_whole_run(place):
+    done = demo(place, "--pictures", "36")
+    said = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Everything is cleaned up." in said
+    assert place.left() == []
+    members = ("sample_0000.cls", "sample_0000.image.jpg", "sample_0000.trimap.png")
+    for name in ("samples-00.tar", "samples-01.tar", "train.tar", *members):
+        assert re.search(rf"^-r--r--r-- .* {name}$", said, re.M)
+    assert "JPEG (320, 240)" in said
+    sums = re.findall(r"^([0-9a-f]{32})  (mnt|made)/samples-00.tar$", said, re.M)
     assert [where for _, where in sums] == ["mnt", "made"]
     assert len({digest for digest, _ in sums}) == 1
-    assert "# equal" in drawn.stdout
-
-
-def test_webdataset_reads_every_sample(drawn):
-    expected = "webdataset: 36 samples decoded (12 of class 0, 12 of class 1, 12 of class 2)"
-    assert expected in drawn.stdout
-
-
-def test_trains_on_the_folders_of_a_shard(drawn):
-    assert "ImageFolder: 36 pictures, classes: cat dog fish" in drawn.stdout
-    assert "num_workers=0" in drawn.stdout
-    assert "num_workers=2" in drawn.stdout
-    seen = losses(drawn.stdout)
+    assert "# equal" in said
+    assert "webdataset: 36 samples decoded (12 of class 0, 12 of class 1, 12 of class 2)" in said
+    assert "ImageFolder: 36 pictures, classes: cat dog fish" in said
+    assert "num_workers=0" in said
+    assert "num_workers=2" in said
+    seen = losses(said)
     assert len(seen) == 2 * 3  # 36 pictures in batches of 16, twice
     assert seen[-1] < seen[0]
-
-
-def test_shows_the_classes_of_the_samples(drawn):
-    shown = drawn.stdout.partition("--view class")[2]
-    assert re.search(r"^\$ ls mnt\ncat\ndog\nfish\n", shown, re.M)
-    assert re.search(r"^sample_0000.jpg\nsample_0003.jpg\nsample_0006.jpg\n", shown, re.M)
-
-
-def test_warms_a_mount_and_shows_its_status(drawn):
-    shown = drawn.stdout.partition("$ aisfs warm mnt")[2]
-    assert "36 objects" in shown
-    assert re.search(r"^ +cluster +reachable", shown, re.M)
-
-
-def test_writes_a_file_that_the_server_has(drawn):
-    shown = drawn.stdout.partition("--writable")[2]
-    assert re.search(r"^\$ aisfs ls .*\nnew.jpg\nsamples-00.tar\n", shown, re.M)
-    assert re.search(r"^\$ cmp .*\nequal\n", shown, re.M)
-
-
-def test_commands_appear_in_the_order_of_a_session(drawn):
-    programs = re.findall(r"^\$ (.+)$", drawn.stdout, re.M)
-    words = [" ".join(line.split()[:2]) for line in programs]
+    _, classes, written = re.split("--view class|--writable", said)[:3]
+    assert re.search(r"^\$ ls mnt\ncat\ndog\nfish\n", classes, re.M)
+    assert re.search(r"^sample_0000.jpg\nsample_0003.jpg\nsample_0006.jpg\n", classes, re.M)
+    warmed = classes.partition("$ aisfs warm mnt")[2]
+    assert "36 objects" in warmed
+    assert re.search(r"^ +cluster +reachable", warmed, re.M)
+    assert re.search(r"^\$ aisfs ls .*\nnew.jpg\nsamples-00.tar\n", written, re.M)
+    assert re.search(r"^\$ cmp .*\nequal\n", written, re.M)
+    words = [" ".join(line.split()[:2]) for line in re.findall(r"^\$ (.+)$", said, re.M)]
     assert words[:2] == ["aisfs serve", "aisfs mount"]
     assert words[-1] == "aisfs umount"
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.docs.documents import ROOT
 from tests.docs.manual import COMPLETION_FILES, COMPLETIONS, MAN, pages
+from tests.support.for_each import for_each
 
 COMMITTED = sorted(MAN.glob("man*/*"))
 _AGAIN = "run: python -m tests.docs.manual"
@@ -22,7 +23,7 @@ def test_the_manual_is_that_of_the_commands():
         assert file.read_text() == text, f"{file.name}: {_AGAIN}"
 
 
-@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.name)
+@for_each("file", COMMITTED)
 def test_pages_are_printed_without_warnings(file: Path):
     if shutil.which("groff"):
         command = ["groff", "-man", "-Tutf8", "-ww", file]
