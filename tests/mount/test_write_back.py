@@ -244,7 +244,7 @@ def test_what_waits_keeps_its_name_though_another_client_removes_what_it_replace
             (place.path / "old").open("xb")
         assert (place.path / "old").read_bytes() == b"ours"
         assert flush(place)[0]  # it builds on what is gone
-        assert [kept.with_suffix(".data").read_bytes() for kept in place.parked()] == [b"ours"]
+        assert [kept.with_suffix(".data").read_bytes() for kept in place.unsent()] == [b"ours"]
         assert os.listdir(place.path) == []
 
 
