@@ -1,11 +1,12 @@
 """Small files of the cache: member indexes, so that a shard is scanned once and not once per mount, and listings
 of large directories, so that a remount need not list what was listed just now.
 
-    <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     identity, then `core.index.codec`
+    <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     as `core.index.published` writes it, with labels
     <directory>/v1/listings/<sha256 of the cluster>/<sha256 of the rest of the identity>.aisl
     <directory>/v1/{indexes,listings}/lock                        how many bytes the files take
 
-A file has the complete identity of what it is about, which is compared on load, and checks itself. Invariants:
+An index says of which version of a shard it is, a listing has its complete identity; that is compared on load, and
+files check themselves. What this machine has kept is not checked again for what no scan finds. Invariants:
 - files of a kind never take more than the limit, counted in blocks of the disk, temporary files included;
   daemons that share a directory share the count, under a lock that only writers take;
 - the count is never too low: it is raised before a file is written, and lowered after one is removed;
@@ -26,20 +27,29 @@ import struct
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import astuple, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
 from aisfs.cache.directory import NO_FILE, lock_file, remove
-from aisfs.core.index.codec import DamagedIndex, decode, encode
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import SCAN_RULES, LabelColumn
+from aisfs.core.index.published import (
+    SCAN_RULES,
+    LabelColumn,
+    PublishedIndex,
+    ScanRules,
+    decode_published,
+    encode_published,
+)
+from aisfs.core.index.zip_columns import LEVEL
 from aisfs.core.names.listing import Listed, Listing, Refusal, child_key
-from aisfs.errors import ConfigError
+from aisfs.errors import ConfigError, IndexRefused
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.system import locks
 from aisfs.system.logs import DISK, request_log
@@ -56,8 +66,7 @@ _LOCK_SECONDS = 2.0  # a put takes milliseconds, but a stopped daemon keeps the 
 _TOUCH_SECONDS = 3600  # how exactly the age of entries is known; saves a write per read
 
 
-_INDEX = "index"
-_Kept = TypeVar("_Kept")
+_ANY = ScanRules()
 
 
 class _Entry(NamedTuple):
@@ -227,96 +236,98 @@ def _write_total(lock: int, total: int) -> None:
 
 @any_thread
 class IndexCache:
-    """Indexes of shards, by object version. Methods wait for the disk."""
+    """Indexes of shards in their published form, by object version. Methods wait for the disk."""
 
-    def __init__(self, directory: Path, limit_bytes: int, *, scope: str = "") -> None:
+    def __init__(
+        self, directory: Path, limit_bytes: int, *, scan: ScanRules = _ANY, scope: str = ""
+    ) -> None:
         """Keep indexes below a directory.
 
         Args:
             directory: of the cache; created with the first entry.
             limit_bytes: the most that indexes may take; 0 keeps none.
-            scope: what else distinguishes indexes: the cluster, options of the scan.
+            scan: how the members are found.
+            scope: what else distinguishes indexes: the cluster, options of the mount.
         """
         self._files = _SmallFiles(directory / _LAYOUT / "indexes", ".aisx", limit_bytes)
+        self._scan = scan
         self._scope = scope
         self._complained = False
 
     def __repr__(self) -> str:
         return f"<IndexCache of {self._files.limit} bytes in {self._files.root}>"
 
-    def get(self, bucket: Bucket, info: ObjectInfo) -> MemberIndex | None:
-        """Return the index of exactly this version of the object, or None."""
+    def get(
+        self,
+        bucket: Bucket,
+        info: ObjectInfo,
+        rules: Container[str] | None = None,
+        *,
+        without_attributes: bool = False,
+    ) -> PublishedIndex | None:
+        """Return the index of exactly this version of the object, or None.
 
-        def read(data: memoryview) -> MemberIndex:
-            index = decode(data)
-            if index.object_size != info.size and not index.form.compressed:
-                raise DamagedIndex("it belongs to an object of another size")
-            return index
-
-        return self._get(bucket, info, _INDEX, read)
-
-    def put(
-        self, bucket: Bucket, info: ObjectInfo, index: MemberIndex, encoded: bytes | None = None
-    ) -> None:
-        """Keep the index of this version of the object, if possible; it may be encoded already."""
-        self._put(bucket, info, _INDEX, lambda: encoded or encode(index))
-
-    def has(self, bucket: Bucket, info: ObjectInfo) -> bool:
-        """Return whether an index of this version of the object is kept, without reading it."""
-        if not self._worth_keeping(info):
-            return False
-        return self._path(self._identity(bucket, info, _INDEX)).is_file()
-
-    def get_labels(
-        self, bucket: Bucket, info: ObjectInfo, index: MemberIndex, rule: str
-    ) -> LabelColumn | None:
-        """Return the labels that `rule` found in exactly this version, or None."""
-        return self._get(
-            bucket, info, f"labels {rule}", lambda data: LabelColumn.decode(data, index)
-        )
-
-    def put_labels(self, bucket: Bucket, info: ObjectInfo, rule: str, labels: LabelColumn) -> None:
-        """Keep the labels that `rule` found in this version, if possible."""
-        self._put(bucket, info, f"labels {rule}", labels.encode)
-
-    def _get(
-        self, bucket: Bucket, info: ObjectInfo, what: str, read: Callable[[memoryview], _Kept]
-    ) -> _Kept | None:
+        Args:
+            bucket: Has the object.
+            info: The version.
+            rules: By which labels are wanted; None for all.
+            without_attributes: Of the two that may be kept, the one without them is meant.
+        """
         if not self._worth_keeping(info):
             return None
-        identity = self._identity(bucket, info, what)
-        path = self._path(identity)
+        path = self._path(bucket, info, without_attributes)
         try:
             data = self._files.load(path)
-            if not data.startswith(identity):
-                raise ValueError("it starts with another identity")
-            return read(memoryview(data)[len(identity) :])
+            found = decode_published(data, info, self._scan, trusted=True, rules=rules)
+            return replace(found, index=found.index.stripped()) if without_attributes else found
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, IndexRefused) as error:
             if isinstance(error, OSError) and error.errno not in NO_FILE:
                 self._complain(error)
                 return None
-            log.info("%s/%s: the %s kept in %s is damaged: %s", bucket, info.key, what, path, error)
+            log.info("%s/%s: the index kept in %s is damaged: %s", bucket, info.key, path, error)
         with suppress(OSError):
             remove(path)
         return None
 
-    def _put(self, bucket: Bucket, info: ObjectInfo, what: str, write: Callable[[], bytes]) -> None:
+    def put(
+        self,
+        bucket: Bucket,
+        info: ObjectInfo,
+        index: MemberIndex,
+        labels: Mapping[str, LabelColumn] = MappingProxyType({}),
+        encoded: bytes | None = None,
+    ) -> None:
+        """Keep the index of this version, and labels by rules beside those that are kept of it, if possible.
+
+        Args:
+            bucket: Has the object.
+            info: The version.
+            index: Its members.
+            labels: Columns of labels by the names of their rules.
+            encoded: The members as `core.index.codec` writes them, if that is known.
+        """
         if not self._worth_keeping(info):
             return
-        identity = self._identity(bucket, info, what)
+        known = self.get(bucket, info, without_attributes=index.without_attributes)
+        if known is not None and len(known.index) == len(index):
+            labels = {**known.labels, **labels}
         try:
-            data = identity + write()
+            data = encode_published(info, index, labels, self._scan, level=LEVEL, encoded=encoded)
         except ValueError as error:
-            log.info("%s/%s: the %s is not kept: %s", bucket, info.key, what, error)
+            log.info("%s/%s: the index is not kept: %s", bucket, info.key, error)
             return
         try:
-            self._files.store(self._path(identity), data)
+            self._files.store(self._path(bucket, info, index.without_attributes), data)
         except OSError as error:
             self._complain(error)
         else:
             self._complained = False
+
+    def has(self, bucket: Bucket, info: ObjectInfo) -> bool:
+        """Return whether an index of this version of the object is kept, without reading it."""
+        return self._worth_keeping(info) and self._path(bucket, info, False).is_file()
 
     def clear(self) -> None:
         """Remove all indexes, whatever their scope; see `_SmallFiles.clear`."""
@@ -326,15 +337,13 @@ class IndexCache:
         # The size alone does not show that an object has changed.
         return self._files.limit > 0 and bool(info.version or info.checksum)
 
-    def _identity(self, bucket: Bucket, info: ObjectInfo, what: str) -> bytes:
-        """Return the head of the entry's file."""
+    def _path(self, bucket: Bucket, info: ObjectInfo, without_attributes: bool) -> Path:
+        """Return where an entry is, which is named by all that it depends on."""
         of_bucket = (bucket.provider.value, bucket.namespace, bucket.name)
         texts = (self._scope, *of_bucket, info.key, info.version, info.checksum)
         raw = [text.encode(errors="surrogatepass") for text in texts]
-        return msgspec.msgpack.encode((f"aisfs member {what}", SCAN_RULES, *raw, info.size))
-
-    def _path(self, identity: bytes) -> Path:
-        digest = sha256(identity).hexdigest()
+        facts = (SCAN_RULES, *astuple(self._scan), without_attributes, *raw, info.size)
+        digest = sha256(msgspec.msgpack.encode(facts)).hexdigest()
         return self._files.path(digest[:2], digest)
 
     def _complain(self, error: OSError) -> None:

@@ -503,6 +503,7 @@ def _from(first: int, use: Callable[[int, FoundIndex], T], at: int, found: Found
 
 LISTED_SECONDS = 60.0
 """How long a listing is used, as those of other directories: shards that come later may get an index too."""
+_AISTORE = "aistore"
 _Listing = Mapping[str, ObjectInfo]
 """The shard indexes of a directory of shards, by key."""
 
@@ -525,7 +526,7 @@ class ShardIndexSource:
             store: Where the shards are.
             services: Where listings are fetched.
             nesting: How many tars deep tars are opened that are members; these indexes hide them.
-            kept: Where the indexes are kept, apart from those that know times and modes.
+            kept: Where the indexes are kept.
             demanded: Whether the user asked for them, and hears when they cannot be had.
         """
         self._store = store
@@ -540,15 +541,17 @@ class ShardIndexSource:
         """Return AIStore's index of this version, if there is one and it hides nothing."""
         if form is not Form.TAR:
             return None
-        index = await self._get_kept(bucket, shard)
-        if index is None:
+        found = await self._get_kept(bucket, shard)
+        if found is None:
             index = await self._fetch(bucket, shard)
-            if index is not None and self._kept is not None:
-                put = partial(self._kept.put, bucket, shard, index)
-                await trio.to_thread.run_sync(put)
-        if index is None or (self._nesting and any(map(NestedTars.opens, index.names()))):
+            if index is None:
+                return None
+            if self._kept is not None:
+                await trio.to_thread.run_sync(self._kept.put, bucket, shard, index)
+            found = FoundIndex(index, origin=_AISTORE)
+        if self._nesting and any(map(NestedTars.opens, found.index.names())):
             return None  # it does not say what is in them
-        return FoundIndex(index, origin="aistore")
+        return found
 
     async def find_many(
         self, shards: Sequence[FormedShard], use: Callable[[int, FoundIndex], T | None]
@@ -556,11 +559,12 @@ class ShardIndexSource:
         """Return nothing: these indexes are read one by one."""
         return [None] * len(shards)
 
-    async def _get_kept(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex | None:
+    async def _get_kept(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
         if self._kept is None:
             return None
-        index = await trio.to_thread.run_sync(self._kept.get, bucket, shard)
-        return None if index is None else index.stripped()
+        get = partial(self._kept.get, bucket, shard, without_attributes=True)
+        kept = await trio.to_thread.run_sync(get)
+        return FoundIndex(kept.index, kept.labels, origin=_AISTORE) if kept is not None else None
 
     async def _fetch(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex | None:
         if self._given_up:

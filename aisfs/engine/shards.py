@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from math import inf
 from typing import TypeVar
@@ -159,7 +159,7 @@ ShardId = tuple[Bucket, ObjectInfo]
 
 T = TypeVar("T")
 Use = Callable[[int, MemberIndex, LabelColumn | None], T]
-_Used = tuple[FoundIndex, MembersView, LabelColumn | None, T | None]
+_Used = tuple[FoundIndex, MembersView, T | None]
 _Asked = Sequence[tuple[int, Form]]
 
 
@@ -265,22 +265,31 @@ class Indexer:
         if found is not None:
             self.origins[found.origin] += 1
             if found.encoded is not None:
-                self._put_later((bucket, shard), found.index, found.encoded)
+                self._put_later((bucket, shard), found)
             return await self._keep(bucket, shard, found.index)
         form = await self.forms.form(bucket, shard) or Form.TAR
         index = await self._scanner.scan(bucket, shard, form)
-        self._put_later((bucket, shard), index)
+        self._put_later((bucket, shard), FoundIndex(index))
         return await self._keep(bucket, shard, index)
 
     async def _find(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
         """Return what is on disk of this version, or what the first source knows that knows it."""
         return await self._kept(bucket, shard) or await self._ask_sources(bucket, shard)
 
-    async def _kept(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
+    async def _kept(
+        self,
+        bucket: Bucket,
+        shard: ObjectInfo,
+        rules: Container[str] = (),
+        *,
+        without_attributes: bool = False,
+    ) -> FoundIndex | None:
         if self._indexes is None:
             return None
-        index = await trio.to_thread.run_sync(self._indexes.get, bucket, shard)
-        return FoundIndex(index) if index is not None else None
+        without = without_attributes
+        get = partial(self._indexes.get, bucket, shard, rules, without_attributes=without)
+        kept = await trio.to_thread.run_sync(get)
+        return FoundIndex(kept.index, kept.labels) if kept is not None else None
 
     async def _ask_sources(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
         if not self._sources:
@@ -292,16 +301,9 @@ class Indexer:
                 return found
         return None
 
-    def _put_later(
-        self,
-        shard: ShardId,
-        index: MemberIndex,
-        encoded: bytes | None = None,
-        rule: LabelRule | None = None,
-        column: LabelColumn | None = None,
-    ) -> None:
+    def _put_later(self, shard: ShardId, found: FoundIndex) -> None:
         if self._indexes is not None:
-            put = partial(_put, self._indexes, shard, index, encoded, rule, column)
+            put = partial(self._indexes.put, *shard, found.index, found.labels, found.encoded)
             self._writes.add(put)
 
     async def _keep(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MembersView:
@@ -340,15 +342,15 @@ class Indexer:
                 column = found.labels.get(saved_as(rule)) if rule is not None else None
                 whole, at = rule is None or column is not None, asked[place][0]
                 result = use(at, found.index, column) if whole else None
-                return found, self._lay_out(found.index), column, result
+                return found, self._lay_out(found.index), result
 
             results = await source.find_many([(*shards[at], form) for at, form in asked], use_found)
             for (at, _), used in zip(asked, results, strict=True):
                 if used is not None:
-                    found, view, column, made[at] = used
+                    found, view, made[at] = used
                     self.origins[found.origin] += 1
                     self._learn(*shards[at], view)
-                    self._put_later(shards[at], found.index, found.encoded, rule, column)
+                    self._put_later(shards[at], found)
         return made
 
     async def _use_kept(
@@ -357,18 +359,17 @@ class Indexer:
         indexes = self._indexes
         if indexes is None:
             return [None] * len(shards)
+        rules = () if rule is None else (saved_as(rule),)
 
         def load() -> list[tuple[MembersView, T] | None]:
             made: list[tuple[MembersView, T] | None] = []
             for at, (bucket, shard) in enumerate(shards):
-                column = None
-                index = indexes.get(bucket, shard)
-                if index is not None and rule is not None:
-                    column = indexes.get_labels(bucket, shard, index, saved_as(rule))
-                if index is None or (rule is not None and column is None):
+                kept = indexes.get(bucket, shard, rules)
+                column = kept.labels.get(saved_as(rule)) if kept and rule is not None else None
+                if kept is None or (rule is not None and column is None):
                     made.append(None)
                 else:
-                    made.append((self._lay_out(index), use(at, index, column)))
+                    made.append((self._lay_out(kept.index), use(at, kept.index, column)))
             return made
 
         kept = await trio.to_thread.run_sync(load)
@@ -389,25 +390,26 @@ class Indexer:
         Raises:
             Stale: the shard changed meanwhile.
         """
-        known = self.try_open(bucket, shard)
-        found = FoundIndex(known.index) if known is not None else await self._kept(bucket, shard)
-        column = await self._known_labels(bucket, shard, rule, found)
-        if column is None:
+        known, name = self.try_open(bucket, shard), saved_as(rule)
+        stripped = known is not None and known.index.without_attributes
+        found = await self._kept(bucket, shard, (name,), without_attributes=stripped)
+        if known is not None:
+            found = FoundIndex(known.index, found.labels if found is not None else {})
+        if found is None or name not in found.labels:
             other = await self._ask_sources(bucket, shard)
-            if other is not None and (found is None or saved_as(rule) in other.labels):
-                found, column = other, await self._known_labels(bucket, shard, rule, other)
-        if found is not None and column is not None:
-            index, encoded, fresh = found.index, found.encoded, found.encoded is not None
-        else:
+            if other is not None and (found is None or name in other.labels):
+                found = other
+        fresh = found is None or found.encoded is not None
+        if found is None or name not in found.labels:
             known_index = found.index if found is not None else None
             index, column = await self._find_labels(bucket, shard, rule, known_index, read)
             encoded = found.encoded if found is not None and index is known_index else None
-            fresh = True
+            found, fresh = FoundIndex(index, {name: column}, encoded), True
         if fresh:
-            self._put_later((bucket, shard), index, encoded, rule, column)
-        if known is None or known.index is not index:
-            await self._keep(bucket, shard, index)
-        return index, column
+            self._put_later((bucket, shard), found)
+        if known is None or known.index is not found.index:
+            await self._keep(bucket, shard, found.index)
+        return found.index, found.labels[name]
 
     async def contents(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, rows: Sequence[int]
@@ -424,20 +426,6 @@ class Indexer:
         found = await self._labels.contents(bucket, shard, index, rows) or {}
         offsets = index.columns.offsets
         return {row: found[offsets[row]] for row in rows if offsets[row] in found}
-
-    async def _known_labels(
-        self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule, found: FoundIndex | None
-    ) -> LabelColumn | None:
-        """Return the labels that came with an index, or those on disk."""
-        if found is None:
-            return None
-        column = found.labels.get(_kept_as(rule, found.index))
-        if column is None and self._indexes is not None:
-            get = partial(
-                self._indexes.get_labels, bucket, shard, found.index, _kept_as(rule, found.index)
-            )
-            column = await trio.to_thread.run_sync(get)
-        return column
 
     async def _find_labels(
         self,
@@ -460,26 +448,6 @@ class Indexer:
 def saved_as(rule: LabelRule) -> str:
     """Return the name under which the labels by a rule are kept and published."""
     return f"{rule.source.name} {rule.text}"
-
-
-def _put(
-    indexes: IndexCache,
-    shard: ShardId,
-    index: MemberIndex,
-    encoded: bytes | None,
-    rule: LabelRule | None,
-    column: LabelColumn | None,
-) -> None:
-    """Write members and labels to disk."""
-    if not index.without_attributes:  # its source keeps such an index elsewhere
-        indexes.put(*shard, index, encoded)
-    if rule is not None and column is not None:
-        indexes.put_labels(*shard, _kept_as(rule, index), column)
-
-
-def _kept_as(rule: LabelRule, index: MemberIndex) -> str:
-    """Return the name under which the labels of an index are kept: its rows may be others than a scan's."""
-    return saved_as(rule) + (" of AIStore" if index.without_attributes else "")
 
 
 def _memory(view: MembersView) -> int:

@@ -346,22 +346,20 @@ def _index_sources(
     timeless = plan.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)
     if wanted and not (is_local(plan.source) or direct_store(plan.source)):
-        kept = _open_indexes(plan, blocks, " of AIStore") if blocks is not None else None
+        kept = _open_indexes(plan, blocks) if blocks is not None else None
         sources.append(
             ShardIndexSource(store, nursery, nesting=rules.nesting, kept=kept, demanded=demanded)
         )
     return sources
 
 
-def _open_indexes(plan: SourcePlan, blocks: BlockCache, origin: str = "") -> IndexCache:
-    scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}{origin}"
-    scope += " recursive" if plan.tree.recursive else ""
-    scope += " magic" if plan.tree.magic else ""
-    scope += f" encoding={plan.tree.encoding}" if plan.tree.encoding else ""
+def _open_indexes(plan: SourcePlan, blocks: BlockCache) -> IndexCache:
+    scope = origin_of(plan) + (" magic" if plan.tree.magic else "")
     # Without published indexes, what other mounts have kept of them is not wanted either.
     scope += "" if plan.tree.published_index else " unpublished"
     limit = _index_limit(blocks)
-    return IndexCache(plan.cache.cache_dir, limit - limit // LISTING_SHARE, scope=scope)
+    room = limit - limit // LISTING_SHARE
+    return IndexCache(plan.cache.cache_dir, room, scan=plan.scan, scope=scope)
 
 
 def _index_limit(blocks: BlockCache) -> int:

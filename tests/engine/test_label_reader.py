@@ -263,7 +263,7 @@ async def test_a_shard_is_scanned_whose_index_lies(batches: bool, tmp_path, capl
     kept.put(BUCKET, shard, moved(truth))
     async with indexing(store, indexes=kept) as indexer:
         assert await labels_of(indexer, shard) == expected(20)
-    assert kept.get(BUCKET, shard).columns.offsets == truth.columns.offsets
+    assert kept.get(BUCKET, shard).index.columns.offsets == truth.columns.offsets
     assert any("does not fit" in line for line in warnings(caplog))
 
 

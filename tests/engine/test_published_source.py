@@ -227,7 +227,7 @@ async def test_an_index_is_kept_as_it_was_published(tmp_path, store):
         indexing(store, indexes=kept, others=[published]) as indexer,
     ):
         assert len((await indexer.open(BUCKET, shard)).index) == 2
-    assert kept.get(BUCKET, shard).names() == [b"a.jpg", b"a.cls"]
+    assert kept.get(BUCKET, shard).index.names() == [b"a.jpg", b"a.cls"]
 
 
 # In the bucket of indexes -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The published index of a shard: bytes that spare other machines its scan.
+"""The published index of a shard: bytes that spare its scan, other machines and later mounts of this one.
 
     magic, layout version, length of the header
     header (msgpack): which shard, how it was scanned, lengths of the sections
@@ -26,7 +26,7 @@ import struct
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import compress, groupby, islice
@@ -36,7 +36,7 @@ from typing import Annotated
 import msgspec
 
 from aisfs.core.index.builder import MAX_NESTING, MAX_REASONS, MAX_WARNINGS, NestedTars
-from aisfs.core.index.codec import MAX_INFLATED, DamagedIndex, Limits, decode, encode, inflated
+from aisfs.core.index.codec import DamagedIndex, Limits, decode, encode, inflated
 from aisfs.core.index.columns import (
     KIND_BITS,
     MAX_DEPTH,
@@ -45,6 +45,7 @@ from aisfs.core.index.columns import (
     MemberColumns,
     all_tidy,
     normalise,
+    regular_names,
 )
 from aisfs.core.index.member_index import (
     EXECUTABLE,
@@ -54,17 +55,14 @@ from aisfs.core.index.member_index import (
     MemberIndex,
     MemberKind,
 )
-from aisfs.core.index.regular_names import regular_names
 from aisfs.core.index.zip_columns import (
     LOCAL_HEADER,
     TURN,
     Numbers,
     Planes,
     array_in_turns,
-    array_of,
     extremes,
     lanes_of,
-    little_endian,
     ones_of,
     progression,
     read_numbers,
@@ -77,8 +75,6 @@ from aisfs.model import ObjectInfo
 
 CONTENT_MAX = 1 << 20
 """Most bytes of a member that is read for a label; a caption or its JSON has a thousand."""
-_LABELS_MAGIC = b"AISL\1"
-_CHECK = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,43 +97,6 @@ class LabelColumn:
         at = bisect_left(self.rows, row)
         there = at < len(self.rows) and self.rows[at] == row
         return self.table[self.ids[at]] if there else None
-
-    def encode(self) -> bytes:
-        """Return the column as bytes.
-
-        Raises:
-            ValueError: it is too large to be stored.
-        """
-        parts = [*map(little_endian, (self.rows, self.ids)), self.table]
-        raw = msgspec.msgpack.encode(parts)
-        if len(raw) > MAX_INFLATED:
-            raise ValueError(f"{len(raw)} bytes of labels are too many")
-        rest = zlib.compress(raw, 1)
-        return _LABELS_MAGIC + _CHECK.pack(zlib.crc32(rest)) + rest
-
-    @classmethod
-    def decode(cls, data: bytes | memoryview, index: MemberIndex) -> "LabelColumn":
-        """Return the column that `encode` encoded.
-
-        Raises:
-            DamagedIndex: these bytes are not the labels of `index`.
-        """
-        start = len(_LABELS_MAGIC) + _CHECK.size
-        head, rest = bytes(data[:start]), data[start:]
-        if len(head) < start or head != _LABELS_MAGIC + _CHECK.pack(zlib.crc32(rest)):
-            raise DamagedIndex("the checksum of the labels is wrong")
-        try:
-            raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
-            rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
-            column = cls(array_of("I", rows), array_of("I", ids), table)
-        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
-            raise DamagedIndex(f"the labels make no sense: {error}") from None
-        fits = len(column.rows) == len(column.ids)
-        if not fits or max(column.rows, default=-1) >= len(index):
-            raise DamagedIndex("the labels belong to another shard")
-        if max(column.ids, default=-1) >= len(table):
-            raise DamagedIndex("the labels are not all there")
-        return column
 
 
 MAX_TEXT = 4096
@@ -605,15 +564,26 @@ def encode_published(
     scan: ScanRules,
     *,
     renewable: bool = False,
+    level: int = _LEVEL,
+    encoded: bytes | None = None,
 ) -> bytes:
     """Return the published form of an index.
+
+    Args:
+        shard: This version has the members.
+        index: The members.
+        labels: Columns of labels by source and text of their rules.
+        scan: How the members were found.
+        renewable: See `IndexPlace`.
+        level: Of deflation.
+        encoded: The members as `codec` writes them, if that is known.
 
     Raises:
         ValueError: it cannot be published, for a reason that `decode_published` would refuse it for.
     """
     named = sorted((_raw(rule), column) for rule, column in labels.items())
-    members = encode(index, level=_LEVEL)
-    columns = [_encode_labels(column) for _, column in named]
+    members = encoded or encode(index, level=level)
+    columns = [_encode_labels(column, level) for _, column in named]
     header = msgspec.msgpack.encode(
         _Header(
             _identity(shard, renewable=renewable),
@@ -642,14 +612,19 @@ def decode_published(
     scan: ScanRules | None = None,
     *,
     renewable: bool = False,
+    trusted: bool = False,
+    rules: Container[str] | None = None,
 ) -> PublishedIndex:
     """Return what a published index says of exactly this version of a shard.
 
     Args:
-        data: Its bytes, which are not trusted.
+        data: Its bytes.
         shard: The shard as it is now.
         scan: The options to which the index must correspond; None to take any.
         renewable: See `IndexPlace`.
+        trusted: Whether this machine wrote the bytes. Then their checksum says that they are what
+            `encode_published` checked.
+        rules: By which labels are wanted; None for all.
 
     Raises:
         IndexRefused: with the reason; `IndexOutdated` when it was good once, or for other options.
@@ -661,11 +636,17 @@ def decode_published(
         check_count(header.rows, header.form, header.members, shard.size)
         members = bytes(sections.take(header.members))
         index = _decode_members(header, members, shard)
+        if not trusted:
+            check_index(index)
         labels: dict[str, LabelColumn] = {}
-        for rule, length in header.labels:
+        for raw, length in header.labels:
+            rule, section = raw.decode(errors=_SURROGATES), sections.take(length)
+            if rules is not None and rule not in rules:
+                continue
             left = _LABELS_A_ROW * len(index) - sum(len(one.rows) for one in labels.values())
-            column = _decode_labels(sections.take(length), index, left)
-            labels[rule.decode(errors=_SURROGATES)] = column
+            labels[rule] = column = _decode_labels(section, len(index), left)
+            if not trusted:
+                _check_labels(column, index)
         if sections.left:
             raise DamagedIndex("something follows the last section")
     except (DamagedIndex, Implausible, msgspec.MsgspecError, OverflowError, ValueError) as error:
@@ -724,7 +705,6 @@ def _decode_members(header: _Header, data: bytes, shard: ObjectInfo) -> MemberIn
         check_content(header.rows, index.form, index.object_size, shard.size)
     elif index.object_size != shard.size:
         raise DamagedIndex("its members are of a shard of another size")
-    check_index(index)
     return index
 
 
@@ -743,39 +723,33 @@ class _Labels(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 _decode_label_header = msgspec.msgpack.Decoder(_Labels).decode
 
 
-def _encode_labels(column: LabelColumn) -> bytes:
+def _encode_labels(column: LabelColumn, level: int) -> bytes:
     # As 64-bit numbers, of which it is tried whether their differences take less.
     rows, row_planes = write_numbers(array_in_turns("q", turns(column.rows)))
     ids, id_planes = write_numbers(column.ids)
     header = msgspec.msgpack.encode(_Labels(len(column.rows), rows, ids, column.table))
     raw = b"".join((header, row_planes, id_planes))
-    return _LENGTHS.pack(len(raw), len(header)) + zlib.compress(raw, _LEVEL)
+    return _LENGTHS.pack(len(raw), len(header)) + zlib.compress(raw, level)
 
 
-def _decode_labels(data: memoryview, index: MemberIndex, left: int) -> LabelColumn:
-    """Return a column, of `left` labels at most, that a scan of these members could have found."""
+def _decode_labels(data: memoryview, members: int, left: int) -> LabelColumn:
+    """Return a column, of `left` labels at most."""
     if len(data) < _LENGTHS.size:
         raise DamagedIndex("the labels end too soon")
     length, header_length = _LENGTHS.unpack_from(data)
-    most = _ROOM + min(_MOST_DEFLATED * len(data), _INFLATED_A_ROW * len(index))
+    most = _ROOM + min(_MOST_DEFLATED * len(data), _INFLATED_A_ROW * members)
     described = _ROOM + _MOST_DESCRIBED * len(data)
     if not 0 < header_length <= min(length, described) or length > most:
         raise DamagedIndex(f"labels cannot inflate to {length} bytes")
     parts = Planes(inflated(data[_LENGTHS.size :], length))
     header = _decode_label_header(parts.take(header_length))
-    if header.count > min(len(index), left):
+    if header.count > min(members, left):
         raise DamagedIndex("there are more labels than members")
     rows = _read_rows(header, parts)
     ids = read_numbers(header.ids, header.count, "I", parts)
-    table = header.table
-    if parts.left or len(set(table)) != len(table) or list(map(bytes.strip, table)) != table:
+    if parts.left:
         raise DamagedIndex("the labels make no sense")
-    if max(map(len, table), default=0) > CONTENT_MAX:
-        raise DamagedIndex("the labels make no sense")
-    if list(dict.fromkeys(ids)) != list(range(len(table))):
-        raise DamagedIndex("the labels are not in the order of the members")
-    _check_labelled(rows, index)
-    return LabelColumn(rows, ids, table)
+    return LabelColumn(rows, ids, header.table)
 
 
 def _read_rows(header: _Labels, parts: Planes) -> "array[int]":
@@ -795,8 +769,15 @@ def _as_slice(rows: "array[int]") -> slice | None:
     return slice(first, last + 1, step) if evenly else None
 
 
-def _check_labelled(rows: "array[int]", index: MemberIndex) -> None:
+def _check_labels(column: LabelColumn, index: MemberIndex) -> None:
     """Check that labels are those of members that can have one, in their order."""
+    rows, table = column.rows, column.table
+    if len(set(table)) != len(table) or list(map(bytes.strip, table)) != table:
+        raise DamagedIndex("the labels make no sense")
+    if max(map(len, table), default=0) > CONTENT_MAX:
+        raise DamagedIndex("the labels make no sense")
+    if list(dict.fromkeys(column.ids)) != list(range(len(table))):
+        raise DamagedIndex("the labels are not in the order of the members")
     flags, sizes = index.columns.flags, index.columns.sizes
     for some in turns(rows):
         evenly = _as_slice(some)

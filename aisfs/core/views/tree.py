@@ -26,9 +26,15 @@ from operator import lt
 from types import MappingProxyType
 from typing import NamedTuple
 
-from aisfs.core.index.columns import KIND_BITS, MAX_COMPONENT, MAX_PATH, OPENED, column_at
+from aisfs.core.index.columns import (
+    KIND_BITS,
+    MAX_COMPONENT,
+    MAX_PATH,
+    OPENED,
+    column_at,
+    regular_names,
+)
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.index.regular_names import regular_names
 from aisfs.core.index.zip_columns import TURN, turns
 from aisfs.core.names.listing import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX
 from aisfs.core.views.samples import EXCLUDED

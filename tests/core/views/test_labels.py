@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.archive.tar_scanner import TarScanner
-from aisfs.core.index.codec import DamagedIndex
+from aisfs.core.index import published
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import LabelColumn
+from aisfs.core.index.published import LabelColumn, decode_published, encode_published
 from aisfs.core.views.merged import MergedView
 from aisfs.core.views.sample_views import (
     UNUSABLE,
@@ -26,9 +26,10 @@ from aisfs.core.views.sample_views import (
     read_label,
 )
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec, parse_view
-from aisfs.errors import ConfigError
+from aisfs.errors import ConfigError, IndexRefused
 from aisfs.settings import View, ViewSettings
 from tests.support.for_each import for_each
+from tests.support.publishing import SCAN, shard_of
 
 CLS = LabelRule(LabelSource.CONTENT, "cls")
 
@@ -55,6 +56,15 @@ def scan(content: bytes, cuts: list[int], rule: LabelRule = CLS) -> tuple[Member
     return index, labels.finish(index)
 
 
+def encoded(index: MemberIndex, column: LabelColumn) -> bytes:
+    return encode_published(shard_of(index), index, {"cls": column}, SCAN)
+
+
+def decoded(data: bytes, index: MemberIndex) -> LabelColumn:
+    """What a mount reads that has kept this itself."""
+    return decode_published(data, shard_of(index), SCAN, trusted=True).labels["cls"]
+
+
 MEMBERS = st.lists(
     st.tuples(
         st.sampled_from(["a.cls", "b.CLS", "b.jpg", "c.cls", "c.cls.jpg", "d/e.cls"]),
@@ -72,16 +82,16 @@ def test_labels_do_not_depend_on_how_the_bytes_are_cut(members, cuts):
         for row, (name, data) in enumerate(members)
         if name.lower().endswith(".cls") and data
     }
-    assert LabelColumn.decode(column.encode(), index) == column
+    assert decoded(encoded(index, column), index) == column
 
 
 def test_labels_that_could_not_be_decoded_are_not_encoded(monkeypatch):
     index, column = scan(tar_of([(f"{at}.cls", b"%099d" % at) for at in range(100)]), [])
-    monkeypatch.setattr("aisfs.core.index.published.MAX_INFLATED", 11_000)
-    assert LabelColumn.decode(column.encode(), index) == column
-    monkeypatch.setattr("aisfs.core.index.published.MAX_INFLATED", 10_000)
-    with pytest.raises(ValueError, match="too many"):
-        column.encode()
+    monkeypatch.setattr(published, "CONTENT_MAX", 99)
+    assert decoded(encoded(index, column), index) == column
+    monkeypatch.setattr(published, "CONTENT_MAX", 98)
+    with pytest.raises(ValueError, match="cannot be published"):
+        encoded(index, column)
 
 
 @given(MEMBERS)
@@ -111,13 +121,13 @@ def test_a_label_that_is_cut_off_is_none():
 @given(st.binary(max_size=60), st.integers(0, 59), st.integers(1, 255))
 def test_damage_of_what_is_kept_is_noticed(junk: bytes, at: int, flip: int):
     index, column = scan(tar_of([("a.cls", b"1"), ("b.cls", b"2")]), [])
-    data = bytearray(column.encode())
+    data = bytearray(encoded(index, column))
     data[at % len(data)] ^= flip
     for damaged in (bytes(data), junk):
-        with pytest.raises(DamagedIndex):
-            LabelColumn.decode(damaged, index)
-    with pytest.raises(DamagedIndex):
-        LabelColumn.decode(column.encode(), scan(tar_of([]), [])[0])
+        with pytest.raises(IndexRefused):
+            decoded(damaged, index)
+    with pytest.raises(IndexRefused):
+        decoded(encoded(index, column), scan(tar_of([("c", bytes(20_000))]), [])[0])
 
 
 @for_each(
