@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from aisfs.cache.directory import CacheDirectory, boot_id
-from aisfs.cache.format import Damaged, EntryId
+from aisfs.cache.directory import CacheDirectory, Damaged, EntryId, boot_id
 from aisfs.cache.ledger import Ledger
 from aisfs.cache.maintenance import Maintenance
 from aisfs.cache.resident import (
@@ -37,10 +36,8 @@ from aisfs.cache.resident import (
     verify_object,
 )
 from aisfs.cache.space import Reservation, SpaceReserver
-from aisfs.core.checksums import hasher_for_cache
-from aisfs.core.ranges import RangeSet
 from aisfs.errors import ConfigError
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, RangeSet, hasher_for_cache
 from aisfs.system.threads import any_thread
 
 logger = logging.getLogger(__name__)

@@ -8,14 +8,12 @@ import time
 from collections import deque
 from collections.abc import Set
 
-from aisfs.cache.directory import punch, start_writing
-from aisfs.cache.format import HEADER, PAGE, SEGMENT, Damaged
+from aisfs.cache.directory import HEADER, PAGE, SEGMENT, Damaged, punch, start_writing
 from aisfs.cache.ledger import Piece
 from aisfs.cache.resident import Bookkeeper
 from aisfs.cache.segments import Segment, booked_bytes
 from aisfs.cache.space import QUANTUM
-from aisfs.core.ranges import RangeSet
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, RangeSet
 from aisfs.system.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)

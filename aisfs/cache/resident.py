@@ -16,14 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aisfs.cache.directory import CacheDirectory
-from aisfs.cache.format import HEADER, SEGMENT, Damaged, EntryId
+from aisfs.cache.directory import HEADER, SEGMENT, CacheDirectory, Damaged, EntryId
 from aisfs.cache.ledger import Ledger, Row
 from aisfs.cache.segments import OpenFiles, Segment, SegmentFile, booked_bytes, sums_of
-from aisfs.core.checksums import Hasher
 from aisfs.core.policy.admission import Admission
-from aisfs.core.ranges import pieces
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, Hasher, pieces
 from aisfs.system.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)

@@ -18,13 +18,21 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
-from aisfs.cache import format as entries
-from aisfs.cache.directory import lost_writes
-from aisfs.cache.format import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
+from aisfs.cache.directory import (
+    HEADER,
+    PAGE,
+    SEGMENT,
+    STEP,
+    Damaged,
+    EntryId,
+    header,
+    lost_writes,
+    object_size,
+    segment_start,
+)
 from aisfs.cache.ledger import Piece, Row
-from aisfs.core.ranges import RangeSet
-from aisfs.core.ranges import pieces as cut
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, RangeSet
+from aisfs.model import pieces as cut
 from aisfs.system import daemon
 from aisfs.system.locks import Rank, ranked_lock
 
@@ -72,7 +80,7 @@ class SegmentFile:
         """
         try:
             base = number * SEGMENT
-            write(descriptor, 0, entries.header(entry, number))
+            write(descriptor, 0, header(entry, number))
             os.ftruncate(descriptor, _file_length(base, entry.size))
             return cls(descriptor, base, entry.size, _map(descriptor))
         except BaseException:
@@ -88,8 +96,8 @@ class SegmentFile:
             OSError: the disk fails.
         """
         try:
-            size = entries.object_size(os.pread(descriptor, HEADER, 0), key)
-            base = entries.segment_start(key)
+            size = object_size(os.pread(descriptor, HEADER, 0), key)
+            base = segment_start(key)
             length = os.fstat(descriptor).st_size
             if length != _file_length(base, size):
                 raise Damaged(f"{length} bytes long instead of {_file_length(base, size)}")
@@ -325,7 +333,7 @@ class Segment:
         """Booked by the ledger."""
         self.pieces = row.pieces
         self.used_at = row.used_at
-        self.start = entries.segment_start(row.key)
+        self.start = segment_start(row.key)
         self.stale = row.pieces > 0
         """The ledger has pieces that are not loaded."""
         self.gone = False

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from aisfs.cache.format import HEADER, SEGMENT, Damaged, EntryId
+from aisfs.cache.directory import HEADER, SEGMENT, Damaged, EntryId
 from aisfs.cache.ledger import Row
 from aisfs.cache.resident import Bookkeeper
 from aisfs.cache.segments import Segment, SegmentFile, part_bytes, sums_of, sums_of_bytes
-from aisfs.core.ranges import RangeSet
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, RangeSet
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
-"""`aisfs config`: the values of options, and where each comes from."""
+"""`aisfs config`: the values of options, and where each comes from; and the profiles of the configuration file, as `aisfs mount @NAME` takes them."""
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ from aisfs.commands.guide import Documented, complete_profile
 from aisfs.commands.options import config_option, own_option, print_parts
 from aisfs.errors import ConfigError, NoEndpoint
 from aisfs.redaction import shown
+from aisfs.settings import configuration, in_environment
 
 
 @click.group("config")
@@ -61,7 +63,6 @@ def check(config: Path | None) -> None:
 
 def _check_plan(profile: str) -> None:
     """Make sure that `aisfs mount @NAME` could begin, as far as that can be known before."""
-    from aisfs.commands.profiles import expand_profile
     from aisfs.mount.plan import plan_mount
     from aisfs.settings.values import KNOWN
 
@@ -116,3 +117,66 @@ def effective(profile: str | None) -> list[tuple[str, str, str]]:
 
 def _texts(value: object) -> str:
     return shown(" ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def expand_profile(
+    where: tuple[str, ...], options: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, object]]:
+    """Replace the profile among the words of a mount by what it says.
+
+    Args:
+        where: The words; the first may be `@NAME`, the others win over its source and mountpoint.
+        options: The values of -o; they win over those of the profile.
+
+    Returns:
+        The words, the values of -o, and values by name of the option. What the environment has is
+        not among those, since it wins over profiles.
+
+    Raises:
+        ConfigError: there is no such profile, or it says something else than it may.
+    """
+    if not where or not where[0].startswith("@"):
+        return where, options, {}
+    name, *words = where
+    values = dict(configuration().profile(name[1:]).values)
+    sources = _texts_of(name, "source", values.pop("source", []))
+    mountpoint = _texts_of(name, "mountpoint", values.pop("mountpoint", []))
+    own = _texts_of(name, "options", values.pop("options", []))
+    if not words:
+        if len(mountpoint) != 1:
+            raise ConfigError(f"{name}: no mountpoint in the profile; give it: mount {name} MNT")
+        words = [str(Path(mountpoint[0]).expanduser())]
+    if len(words) == 1:
+        words = [*sources, *words]
+    kept = {option: value for option, value in values.items() if not in_environment(option)}
+    return tuple(words), (*own, *options), kept
+
+
+def mountpoint_of(word: str) -> Path:
+    """Return the mountpoint that a word of the command line means: a path, or `@NAME` of a profile.
+
+    Raises:
+        ConfigError: it is a source, or there is no such profile, or it names no mountpoint.
+    """
+    if "://" in word and not os.path.lexists(word):
+        from aisfs.work.mounts import mountpoints_of
+
+        places = ", ".join(mountpoints_of(word))
+        there = f"it is mounted on {places}" if places else "`aisfs status` lists the mounts"
+        raise ConfigError(f"{word} is a SOURCE, and this takes the directory of a mount: {there}")
+    if not word.startswith("@"):
+        return Path(word)
+    found = _texts_of(
+        word, "mountpoint", configuration().profile(word[1:]).values.get("mountpoint", [])
+    )
+    if len(found) != 1:
+        raise ConfigError(f"{word}: no mountpoint in the profile; give the directory itself")
+    return Path(found[0]).expanduser()
+
+
+def _texts_of(profile: str, name: str, value: object) -> list[str]:
+    """Return a text, or a list of them."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ConfigError(f"{profile}: {name} is a text or a list of texts (got {value!r})")
+    return found

@@ -37,7 +37,7 @@ def doctor(subject: str | None, as_json: bool, config: Path | None, **settings: 
     """
     import trio
 
-    from aisfs.commands.profiles import expand_profile
+    from aisfs.commands.config import expand_profile
     from aisfs.settings import use_file
     from aisfs.work.doctor import examine
 

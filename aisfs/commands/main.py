@@ -183,7 +183,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
     If the daemon was killed, they cannot be uploaded first: the command says how many wait.
     """
     # Not a click.Path, which would stat it: the daemon may hang.
-    from aisfs.commands.profiles import mountpoint_of
+    from aisfs.commands.config import mountpoint_of
     from aisfs.work import mounts as umounts
 
     uploaded = umounts.umount(

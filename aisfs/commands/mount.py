@@ -186,8 +186,8 @@ def mount(
     when the mount is ready; with --view class or flat, that is when all shards are open.
     """
     with loading():  # --help and completion do not need it
+        from aisfs.commands.config import expand_profile
         from aisfs.commands.mount_start import Reload, run_in_background, run_in_foreground
-        from aisfs.commands.profiles import expand_profile
         from aisfs.mount import run as mounts
         from aisfs.mount.plan import load, plan_mount
         from aisfs.settings import LogSettings, use_file

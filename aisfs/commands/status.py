@@ -110,7 +110,7 @@ def status(
         else:
             _print_lines(_listed(mounts))
         return Exit.MOUNTPOINT if any(mount.state in BROKEN for mount in mounts) else Exit.OK
-    from aisfs.commands.profiles import mountpoint_of
+    from aisfs.commands.config import mountpoint_of
 
     # Not a click.Path, which would stat it: the daemon may hang.
     report = read_report(mountpoint_of(mountpoint), fastpath=fastpath_stats or lane_stats)
@@ -140,7 +140,7 @@ def top(mountpoint: str | None, interval: float) -> None:
 
 def _watch(mountpoint: str | None, interval: float) -> None:
     """Show it until Ctrl-C, which raises click.Abort."""
-    from aisfs.commands.profiles import mountpoint_of
+    from aisfs.commands.config import mountpoint_of
 
     shown = False
 
@@ -296,7 +296,7 @@ def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
     A relative PATH begins at MNT. For a file, its whole directory is refreshed; for a dataset, its shards are
     looked for again.
     """
-    from aisfs.commands.profiles import mountpoint_of
+    from aisfs.commands.config import mountpoint_of
 
     # Not click.Paths, which would stat them: the daemon may hang.
     names = refresh_mount(mountpoint_of(mountpoint), [Path(path) for path in paths])
@@ -311,7 +311,7 @@ def flush(mountpoint: str) -> None:
     With `--write-back`, closed small files wait on the local disk. The command returns when all of them are in
     the store, and fails if some are not.
     """
-    from aisfs.commands.profiles import mountpoint_of
+    from aisfs.commands.config import mountpoint_of
 
     # Not a click.Path, which would stat it: the daemon may hang.
     files = flush_mount(mountpoint_of(mountpoint))

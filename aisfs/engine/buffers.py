@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from aisfs.core.ranges import growing_pieces, pieces
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, growing_pieces, pieces
 from aisfs.system.threads import any_thread
 
 PART_MAX = 8 << 20
@@ -23,7 +22,7 @@ part than it reads: a part costs as much as 2 MiB of bytes, here and in the serv
 QUICK_SECONDS = 0.01
 """Where the first MiB of a part takes no longer, two connections keep a window full."""
 FIRST_PART = 1 << 20
-"""Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
+"""Bytes of the first GET of a whole object; the next ones are larger (`model.GROWTH`)."""
 COPIED_MAX = 1 << 20
 """Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
 WHOLE_PARTS = 3

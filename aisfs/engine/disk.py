@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import trio
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import EntryId
+from aisfs.cache.directory import EntryId
 from aisfs.cache.space import Reservation
 from aisfs.engine.parts import OpenObject, Part, Retained, RunningSums
 from aisfs.errors import AisfsError

@@ -19,11 +19,10 @@ from functools import partial
 import trio
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import EntryId, entry_id
+from aisfs.cache.directory import EntryId, entry_id
 from aisfs.cache.space import Reservation
 from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.shard_readers import ReadAhead
-from aisfs.core.ranges import RangeSet, pieces
 from aisfs.engine.batches import BatchWindow
 from aisfs.engine.buffers import COPIED_MAX, FIRST_PART, WHOLE_PART_MAX, BufferPool
 from aisfs.engine.disk import (
@@ -48,7 +47,7 @@ from aisfs.engine.parts import (
     not_to_be_had,
 )
 from aisfs.errors import AisfsError, NoRanges, Unavailable, untraced
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo, RangeSet, pieces
 from aisfs.stores.port import ObjectStore
 from aisfs.system.memory import give_memory_back
 from aisfs.system.threads import any_thread

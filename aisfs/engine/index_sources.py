@@ -34,8 +34,7 @@ from aisfs.core.index.published import (
     decode_published,
     most_bytes,
 )
-from aisfs.core.names.formats import Form
-from aisfs.core.names.listing import IndexPlace, Listing, place_in
+from aisfs.core.names.listing import Form, IndexPlace, Listing, place_in
 from aisfs.engine.disk import unattended
 from aisfs.errors import (
     AccessDenied,
@@ -48,7 +47,8 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.stores.ais.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
+from aisfs.stores.ais.requests import shard_index_location
+from aisfs.stores.ais.shard_index import MAX_BYTES, decode_shard_index
 from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore, pages_of
 

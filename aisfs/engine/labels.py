@@ -18,17 +18,16 @@ from functools import partial
 import trio
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import EntryId
+from aisfs.cache.directory import EntryId
 from aisfs.core.archive.tar import MemberPlace, member_places
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn
-from aisfs.core.ranges import RangeSet
 from aisfs.core.views.sample_views import label_rows, labels_at, read_label
 from aisfs.core.views.spec import LabelRule
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import OpenObject
 from aisfs.errors import AccessDenied, AisfsError, ProtocolError, Unsupported
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo, RangeSet
 from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore
 

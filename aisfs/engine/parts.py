@@ -28,12 +28,11 @@ from weakref import WeakValueDictionary
 import trio
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import SEGMENT, EntryId
-from aisfs.core.checksums import Hasher, hasher_for_cache
+from aisfs.cache.directory import SEGMENT, EntryId
 from aisfs.core.policy.shard_readers import ReadAhead
 from aisfs.engine.buffers import BufferPool, ReadCounts, buffer_size
 from aisfs.errors import NoRanges, Unavailable, untraced
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, Hasher, ObjectInfo, hasher_for_cache
 from aisfs.stores.port import Arrived, ObjectStore
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.logs import DISK, MEMORY, request_log

@@ -17,12 +17,11 @@ from cachetools import LRUCache, TTLCache
 
 from aisfs.core.names.listing import Listing, is_shard
 from aisfs.core.policy.shard_readers import ShardQueue, fits
-from aisfs.core.ranges import RangeSet
 from aisfs.engine.disk import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.listing import AT_ONCE_MAX, Lister
 from aisfs.engine.parts import OpenObject
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo, RangeSet
 
 DIRECTORIES_MAX = 1000
 """Directories for which it is remembered how their shards are read."""

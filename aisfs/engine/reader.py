@@ -32,9 +32,8 @@ from aisfs.core.archive.decompression import member_decompressor
 from aisfs.core.archive.tar import SparseSegment, segments_of, sparse_segments
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import LOCAL_HEADER, Stored, data_offset
-from aisfs.core.names.formats import STORED
+from aisfs.core.names.listing import STORED
 from aisfs.core.policy.shard_readers import Access, MemberOrder
-from aisfs.core.ranges import aligned
 from aisfs.core.views.samples import SPAN_MAX, sample_span
 from aisfs.engine.buffers import PART_MAX
 from aisfs.engine.fetcher import Fetcher
@@ -42,7 +41,7 @@ from aisfs.engine.parts import Data, OpenObject, Reading, Received
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import ShardDamaged
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo, aligned
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
 
@@ -369,7 +368,10 @@ class Reader:
         with self._lock:
             known = self._orders.get((bucket, shard))
         if known is None:
-            opened = self._unpacker.open_shard(bucket, shard, index)
+            if index.form.compressed:
+                opened = self._unpacker.open_shard(bucket, shard, index)
+            else:
+                opened = self._fetcher.open(bucket, shard)
             known = MemberReads(shard, opened, len(index))
             with self._lock:
                 known = self._orders.setdefault((bucket, shard), known)

@@ -16,12 +16,12 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.cache.format import CONTENT_MAX
+from aisfs.cache.directory import CONTENT_MAX
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.archive.zip import ZipScanner
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn, ScanRules
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.core.policy.shard_readers import (
     UNMEASURED,
     ScanPace,

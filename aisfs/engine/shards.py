@@ -17,13 +17,12 @@ from typing import TypeVar
 import trio
 from cachetools import LRUCache
 
+from aisfs.cache.directory import PAGE
 from aisfs.cache.files import IndexCache
-from aisfs.cache.format import PAGE
 from aisfs.cache.names import SingleFlight
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn
-from aisfs.core.names.formats import HEAD, Form, form_of_content, form_of_name
-from aisfs.core.ranges import aligned
+from aisfs.core.names.listing import HEAD, Form, form_of_content, form_of_name
 from aisfs.core.views.spec import LabelRule
 from aisfs.core.views.tree import MembersView
 from aisfs.engine.disk import BackgroundThread, unattended
@@ -31,7 +30,7 @@ from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.index_sources import KEPT, FoundIndex, IndexSource
 from aisfs.engine.labels import LabelReader
 from aisfs.engine.scanning import ReadContent, ReadLocal, ShardScanner, read_labels
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo, aligned
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
 

@@ -23,11 +23,11 @@ from cachetools import LRUCache, TTLCache
 from msgspec import structs
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import CONTENT_MAX, EntryId, content_id
+from aisfs.cache.directory import CONTENT_MAX, EntryId, content_id
 from aisfs.core.archive.decompression import Codec, Inflater, Piece, open_codec, read_piece
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import Stored
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Cached, Data, OpenObject, whole_stream
 from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
@@ -202,15 +202,11 @@ class Unpacker:
 
     @any_thread
     def open_shard(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> OpenObject:
-        """Return what the offsets of an index refer to: the object, or what it is decompressed.
-
-        Does not wait.
+        """Return what the offsets of the index of a compressed shard refer to. Does not wait.
 
         Raises:
             Unsupported: there is no cache, or no package for the form.
         """
-        if not index.form.compressed:
-            return self._fetcher.open(bucket, shard)
         content = self._tar(bucket, shard, index.form)
         return self._open(content, bucket, shard, index.object_size)
 

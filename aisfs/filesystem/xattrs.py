@@ -5,8 +5,8 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 
-from aisfs.core.names.formats import Form
 from aisfs.core.names.inodes import ROOT, split_member
+from aisfs.core.names.listing import Form
 from aisfs.core.views.tree import MembersView
 from aisfs.engine.shards import CacheCoverage
 from aisfs.errors import AisfsError, NoSuchAttribute, NotPermitted

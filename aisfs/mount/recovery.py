@@ -10,7 +10,6 @@ from pathlib import Path
 
 import trio
 
-from aisfs.core.checksums import is_known
 from aisfs.core.names.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.engine.writing.appender import END_MARK, Appender, NewMember
 from aisfs.engine.writing.on_disk import StagedRecord, StagingErrors, version_text
@@ -37,7 +36,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.filesystem.trees import Tree
 from aisfs.filesystem.writing.setattr import WriteLayer, write_layer
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo, is_known
 from aisfs.mount.plan import MountPlan, origin_of
 from aisfs.mount.services import CLOCK, Services
 from aisfs.mount.source import connect

@@ -45,7 +45,6 @@ from aisfs.stores.cloud_client import (
 )
 from aisfs.stores.cloud_listings import Listings, is_odd
 from aisfs.stores.cloud_uploads import Uploads
-from aisfs.stores.custom import encode_custom
 from aisfs.stores.pipeline import Retrier
 from aisfs.stores.port import (
     Arrived,
@@ -56,6 +55,7 @@ from aisfs.stores.port import (
     check_expected,
     uncounted,
 )
+from aisfs.stores.posix_metadata import encode_custom
 
 _PIECE = 1 << 20
 """Bytes given to a sink at once; as the HTTP client does."""

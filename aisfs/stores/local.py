@@ -58,7 +58,6 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.openat2 import open_beneath
-from aisfs.stores.custom import decode_tagged, encode_custom, stamp_of
 from aisfs.stores.port import (
     Arrived,
     Content,
@@ -68,7 +67,14 @@ from aisfs.stores.port import (
     Sink,
     Upload,
 )
-from aisfs.stores.posix_metadata import LINK, mode_of, mtime_of
+from aisfs.stores.posix_metadata import (
+    LINK,
+    decode_tagged,
+    encode_custom,
+    mode_of,
+    mtime_of,
+    stamp_of,
+)
 from aisfs.system.locks import Rank, ranked_lock
 
 

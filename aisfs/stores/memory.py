@@ -17,7 +17,6 @@ from msgspec import structs
 from aisfs.core.names.listing import check_new_bucket, check_new_key
 from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.stores.custom import encode_custom
 from aisfs.stores.port import (
     Arrived,
     PlainStore,
@@ -25,6 +24,7 @@ from aisfs.stores.port import (
     Upload,
     check_expected,
 )
+from aisfs.stores.posix_metadata import encode_custom
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aisfs.core.checksums import hasher_of
 from aisfs.core.names.listing import ListingBounds
 from aisfs.errors import (
     AlreadyExists,
@@ -25,7 +24,7 @@ from aisfs.errors import (
     Stale,
     Unsupported,
 )
-from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider, hasher_of
 from aisfs.system.threads import any_thread
 
 Sink = Callable[[memoryview], None]

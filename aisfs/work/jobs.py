@@ -25,7 +25,7 @@ from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.jobs import INDEX_SHARD, SORT, Job, Jobs
-from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_index_location
+from aisfs.stores.ais.requests import SYSTEM_BUCKET, shard_index_location
 from aisfs.stores.pipeline import CallPipeline, all_of
 from aisfs.stores.port import ObjectStore, pages_of
 from aisfs.work.shards import FoundShards, find_plain_tars, read_cluster_shards

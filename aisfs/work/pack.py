@@ -23,7 +23,6 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.names.listing import INDEX_DIRECTORY, path_of, shard_of_published
 from aisfs.core.names.sources import (
     EVERY_KEY,
@@ -67,7 +66,7 @@ from aisfs.errors import (
     NotFound,
     SourceMissing,
 )
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import DEFAULT_TYPE, Bucket, ObjectInfo, hasher_of, is_known
 from aisfs.mount.plan import existing
 from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, KeyRule

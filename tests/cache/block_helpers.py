@@ -3,7 +3,7 @@
 import os
 import random
 
-from aisfs.cache.format import entry_id
+from aisfs.cache.directory import entry_id
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 BUCKET = Bucket("pets")

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aisfs.cache.block_cache import LEAST, BlockCache
-from aisfs.cache.format import SEGMENT, content_id, entry_id
+from aisfs.cache.directory import SEGMENT, content_id, entry_id
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from tests.cache.block_helpers import (

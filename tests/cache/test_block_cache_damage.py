@@ -9,8 +9,7 @@ from contextlib import closing
 import pytest
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.directory import CacheDirectory
-from aisfs.cache.format import HEADER, SEGMENT, STEP
+from aisfs.cache.directory import HEADER, SEGMENT, STEP, CacheDirectory
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
 from tests.cache.block_helpers import KIB, MIB, an_entry, check_accounts, data_files, du, fill, get

@@ -18,9 +18,8 @@ from hypothesis.stateful import (
 
 from aisfs.cache import block_cache
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import SEGMENT
-from aisfs.core.ranges import RangeSet
-from aisfs.model import ByteRange
+from aisfs.cache.directory import SEGMENT
+from aisfs.model import ByteRange, RangeSet
 from tests.cache.block_helpers import KIB, MIB, an_entry, check_accounts, content, du
 
 LIMIT = 5 * MIB

@@ -14,7 +14,7 @@ import pytest
 
 from aisfs.cache import ledger
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import SEGMENT
+from aisfs.cache.directory import SEGMENT
 from aisfs.model import ByteRange
 from tests.cache.block_helpers import (
     MIB,

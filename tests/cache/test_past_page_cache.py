@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import HEADER, SEGMENT
+from aisfs.cache.directory import HEADER, SEGMENT
 from aisfs.cache.segments import SegmentFile
 from aisfs.model import ByteRange
 from tests.cache.block_helpers import MIB, an_entry, content, data_files

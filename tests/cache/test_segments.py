@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from aisfs.cache.directory import start_writing
-from aisfs.cache.format import HEADER, PAGE
+from aisfs.cache.directory import HEADER, PAGE, start_writing
 from aisfs.cache.segments import OPEN_FILES, booked_bytes, part_bytes, write
 from aisfs.model import ByteRange
 from tests.cache.block_helpers import an_entry, fill, get

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aisfs.core.ranges import GROWTH, RangeSet, aligned, growing_pieces, pieces
-from aisfs.model import ByteRange
+from aisfs.model import GROWTH, ByteRange, RangeSet, aligned, growing_pieces, pieces
 from tests.support.for_each import for_each
 
 END = 40

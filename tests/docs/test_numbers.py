@@ -1,6 +1,6 @@
 """Numbers that SEMANTICS tells of reads and caches are those of the code."""
 
-from aisfs.cache import format, maintenance, names, resident
+from aisfs.cache import directory, maintenance, names, resident
 from aisfs.core.policy import shard_readers
 from aisfs.core.views import samples
 from aisfs.engine import buffers, fetcher, parts, scanning
@@ -18,7 +18,7 @@ TOLD = [
     ),
     (f"in memory | {memory.MEMORY_MOST // MIB} MiB", True),
     (f"{names.LISTED_ENTRIES_MAX:,} entries", True),
-    (f"Each {format.STEP >> 10} KiB have a checksum", True),
+    (f"Each {directory.STEP >> 10} KiB have a checksum", True),
     (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
     (f"the last {resident._BATCH_BYTES // MIB} MiB of what", maintenance.SYNC_SECONDS == 1),
     (f"a window of {shard_readers.START_WINDOW // MIB} MiB ahead", True),

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.cache.format import entry_id
+from aisfs.cache.directory import entry_id
 from aisfs.engine.buffers import BufferPool
 from aisfs.engine.parts import Part, RunningSums
 from aisfs.model import Bucket, ByteRange, ObjectInfo

@@ -11,8 +11,7 @@ import trio
 import trio.testing
 import xxhash
 
-from aisfs.cache.format import entry_id
-from aisfs.core.ranges import RangeSet
+from aisfs.cache.directory import entry_id
 from aisfs.engine import fetcher as fetcher_module
 from aisfs.engine import parts as opened_module
 from aisfs.engine.buffers import FIRST_PART, PART_MAX
@@ -20,7 +19,7 @@ from aisfs.engine.disk import background_thread
 from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.parts import BOOKS
 from aisfs.errors import NotFound, ProtocolError, Stale, Unavailable
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo, RangeSet
 from aisfs.stores.memory import MemoryStore
 from tests.support.for_each import for_each
 

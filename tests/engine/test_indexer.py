@@ -17,7 +17,7 @@ from aisfs.engine.shards import ArchiveForms, Indexer
 from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import AccessDenied, BucketNotFound, Unavailable
 from aisfs.model import Bucket
-from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_index_location
+from aisfs.stores.ais.requests import SYSTEM_BUCKET, shard_index_location
 from aisfs.stores.memory import MemoryStore
 from tests.stores.ais.test_shard_index import as_aistore_does, payload, sealed
 from tests.support.tars import entry

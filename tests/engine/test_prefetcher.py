@@ -10,10 +10,9 @@ import trio
 import trio.testing
 
 from aisfs.core.names.listing import Listing, ListingBuilder
-from aisfs.core.ranges import RangeSet
 from aisfs.engine.prefetcher import Prefetcher, fill
 from aisfs.errors import Unavailable
-from aisfs.model import Bucket, ByteRange, ObjectInfo, Page
+from aisfs.model import Bucket, ByteRange, ObjectInfo, Page, RangeSet
 from tests.engine.test_fetcher import MIB, FakeCache, fetching
 from tests.support.for_each import for_each
 

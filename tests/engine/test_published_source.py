@@ -13,8 +13,7 @@ from aisfs.cache.files import IndexCache
 from aisfs.cache.names import Dated
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.published import ScanRules, encode_published
-from aisfs.core.names.formats import Form
-from aisfs.core.names.listing import Listing, place_in, published_key
+from aisfs.core.names.listing import Form, Listing, place_in, published_key
 from aisfs.core.views.sample_views import LabelScan
 from aisfs.engine import index_sources as source_module
 from aisfs.engine.index_sources import IndexBucket, PublishedSource

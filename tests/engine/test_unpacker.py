@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.cache.format import CONTENT_MAX
+from aisfs.cache.directory import CONTENT_MAX
 from aisfs.core.archive.tar_scanner import TarScanner
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.engine import unpacker as unpacking
 from aisfs.engine.disk import background_thread
 from aisfs.engine.fetcher import Fetcher

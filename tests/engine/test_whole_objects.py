@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from aisfs.cache.block_cache import BlockCache
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.errors import AisfsError, ArchiveTooLarge, NoRanges, Stale, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange
 from aisfs.stores.memory import MemoryStore

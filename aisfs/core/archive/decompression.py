@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
-from aisfs.core.names.formats import BZIP2, LZMA, Form
+from aisfs.core.names.listing import BZIP2, LZMA, Form
 from aisfs.errors import AisfsError, ArchiveTooLarge, Unsupported
 
 

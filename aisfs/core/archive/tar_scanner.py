@@ -66,7 +66,7 @@ from aisfs.core.index.member_index import (
     MemberIndex,
     MemberKind,
 )
-from aisfs.core.names.formats import Form, form_of_content
+from aisfs.core.names.listing import Form, form_of_content
 
 _MEMO = 1 << 14
 """Entries after which a memo is cleared: more than there are distinct checksums."""

@@ -26,7 +26,7 @@ from zlib import crc32
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import EXECUTABLE, TRUNCATED, MemberIndex, MemberKind
 from aisfs.core.index.zip_columns import LOCAL_HEADER, Packing
-from aisfs.core.names.formats import METHODS, STORED, Form
+from aisfs.core.names.listing import METHODS, STORED, Form
 from aisfs.model import ByteRange
 
 ENTRY = 46

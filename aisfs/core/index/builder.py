@@ -32,8 +32,7 @@ from aisfs.core.index.columns import (
 )
 from aisfs.core.index.member_index import MAX_ROWS, SPARSE, TRUNCATED, MemberIndex, MemberKind
 from aisfs.core.index.zip_columns import Packing
-from aisfs.core.names.formats import Form
-from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX, is_plain_tar
+from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX, Form, is_plain_tar
 
 MAX_NESTING = 8
 """How deep tars may be nested; a deeper tar is a file. Each level reads the bytes once more, and

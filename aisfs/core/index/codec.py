@@ -54,7 +54,7 @@ from aisfs.core.index.zip_columns import (
     turns,
     write_numbers,
 )
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 
 MAX_INFLATED = 1 << 30
 """Longest inflated form: over 20 million members with usual names, more than a scan accepts."""

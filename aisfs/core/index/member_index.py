@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from aisfs.core.index.columns import HARDLINK, KIND_BITS, OPENED, SYMLINK, MemberColumns
 from aisfs.core.index.zip_columns import Packing, Stored, expected_length
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.errors import ShardDamaged
 from aisfs.model import ByteRange
 

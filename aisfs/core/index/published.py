@@ -69,7 +69,7 @@ from aisfs.core.index.zip_columns import (
     turns,
     write_numbers,
 )
-from aisfs.core.names.formats import METHODS, STORED, Form
+from aisfs.core.names.listing import METHODS, STORED, Form
 from aisfs.errors import IndexOutdated, IndexRefused, Unsupported
 from aisfs.model import ObjectInfo
 

@@ -12,9 +12,8 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.core.policy.shard_readers import ReadAhead
-from aisfs.core.ranges import aligned
 from aisfs.core.views.join import Column, join_samples
 from aisfs.core.views.shuffle_order import (
     SampleList,
@@ -32,14 +31,13 @@ from aisfs.core.views.shuffled_tar import (
 from aisfs.core.views.spec import ViewSpec
 from aisfs.engine.batches import Batches, BatchWindow
 from aisfs.engine.buffers import FIRST_PART
-from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
-from aisfs.engine.dataset.merger import report_join
+from aisfs.engine.dataset.merger import LOOKED_AT, Found, advise, loses_most, report_join
 from aisfs.engine.dataset.shard_set import DAMAGED, OpenProgress, ShardSet, open_each, summarize
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Data, Reading
 from aisfs.engine.shards import Indexer
 from aisfs.errors import Archived, ConfigError, NotFound, SourceMissing, Stale
-from aisfs.model import ByteRange
+from aisfs.model import ByteRange, aligned
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,13 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.core.names.formats import HEAD, form_of_content
 from aisfs.core.names.listing import (
     CLASSES_NAME,
+    HEAD,
     INDEX_DIRECTORY,
     child_prefix,
     entry_name,
+    form_of_content,
     is_shard_of_dataset,
 )
 from aisfs.core.names.reach import Reach

@@ -24,7 +24,6 @@ from typing import TypeVar
 import trio
 
 from aisfs.core.archive.tar import BLOCK, ZERO_BLOCK, padded, parse_header, parse_pax, text
-from aisfs.core.checksums import hasher_of, is_known
 from aisfs.core.names import listing as names
 from aisfs.core.names.listing import ListingBounds
 from aisfs.errors import (
@@ -38,7 +37,7 @@ from aisfs.errors import (
 )
 from aisfs.http.connections import ConnectionPool, ConnectionSet
 from aisfs.http.exchange import Reply
-from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider, hasher_of, is_known
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais import replies, requests
 from aisfs.stores.ais.absence import WRITE_AGE, FoundByGet, check_absent, check_listed, check_newest
@@ -46,9 +45,9 @@ from aisfs.stores.ais.cluster import Originals, Remotes, Session
 from aisfs.stores.ais.replies import failure, refuses_props
 from aisfs.stores.ais.transport import Transport
 from aisfs.stores.ais.writes import Mutations, Parts, Uploads
-from aisfs.stores.custom import encode_custom
 from aisfs.stores.pipeline import Retrier
 from aisfs.stores.port import Arrived, Sink, Upload, UploadAhead
+from aisfs.stores.posix_metadata import encode_custom
 
 log = logging.getLogger(__name__)
 

@@ -41,8 +41,9 @@ from aisfs.stores.ais.requests import (
     bucket_query,
     encode_json,
     get_range,
+    shard_index_location,
 )
-from aisfs.stores.ais.shard_index import HEAD_BYTES, parse_indexed_version, shard_index_location
+from aisfs.stores.ais.shard_index import HEAD_BYTES, parse_indexed_version
 from aisfs.stores.pipeline import Retrier
 
 SORT_ID = "srt-"

@@ -33,7 +33,6 @@ from typing import Annotated
 
 import msgspec
 
-from aisfs.core.checksums import is_known
 from aisfs.core.names.listing import odd_component
 from aisfs.errors import (
     AccessDenied,
@@ -53,7 +52,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.http.exchange import Reply
-from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider, is_known
 from aisfs.redaction import shown
 from aisfs.stores.ais.requests import (
     BATCHES,

@@ -30,16 +30,17 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import structs
 
-from aisfs.core.checksums import hasher_of, is_known
 from aisfs.errors import InvalidName, ProtocolError, Stale, Unavailable
 from aisfs.http.exchange import Reply
-from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.model import Bucket, ObjectInfo, Provider, hasher_of, is_known
 from aisfs.redaction import shown
-from aisfs.stores.ais.shard_index import SYSTEM_BUCKET, shard_of_index
-from aisfs.stores.custom import decode_custom
+from aisfs.stores.posix_metadata import decode_custom
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
+SYSTEM_BUCKET = Bucket(".sys-shardidx")
+"""Has the indexes that AIStore makes of shards."""
+_GLOBAL_NAMESPACE = "@#"
 BATCHES = "/v1/ml/moss"
 """Where GetBatch is."""
 SORTS = "/v1/sort"
@@ -280,6 +281,31 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int, *, latest: bool =
     path, beside = object_path(bucket, key), _beside(bucket, key)
     query = bucket_query(bucket, _LATEST if latest else None)
     return Request("GET", path, query, f"{bucket}/{key}", headers, beside=beside)
+
+
+def shard_index_location(bucket: Bucket, key: str) -> tuple[Bucket, str]:
+    """Return where AIStore keeps the index of a shard: bucket and key."""
+    space = bucket.namespace
+    if space:
+        # A namespace goes by its whole name there, even if it has a cluster or a name only.
+        cluster, _, name = space.removeprefix("@").partition("#")
+        space = f"@{cluster}#{name}"
+    return SYSTEM_BUCKET, (
+        f"{bucket.provider.value}/{space or _GLOBAL_NAMESPACE}/{bucket.name}/{key}.idx"
+    )
+
+
+def shard_of_index(bucket: Bucket, key: str) -> tuple[Bucket, str] | None:
+    """Undo `shard_index_location`; None for whatever is no shard index."""
+    parts = key.split("/", 3)
+    if bucket != SYSTEM_BUCKET or len(parts) < 4 or not key.endswith(".idx"):
+        return None
+    provider, space, name, shard = parts
+    try:
+        found = Bucket(name, Provider(provider), "" if space == _GLOBAL_NAMESPACE else space)
+    except ValueError:
+        return None
+    return found, shard.removesuffix(".idx")
 
 
 def _beside(bucket: Bucket, key: str) -> str:

@@ -13,7 +13,7 @@ The offset is that of the header block right before the data, not of the pax or 
 that come first, so data starts 512 bytes after it.
 
 The index lies on the target of its shard, and not where its own name would have it: nobody finds it by
-its name on most clusters of several targets. So the target of the shard is asked first (`shard_of_index`),
+its name on most clusters of several targets. So the target of the shard is asked first (`stores.ais.requests`),
 without the proxy. Where that is not allowed, most of these indexes cannot be read.
 
 What a scan of ours knows and this index does not:
@@ -38,9 +38,8 @@ from xxhash import xxh64_intdigest
 
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MAX_LEAD, MemberIndex
-from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.model import ObjectInfo
 
-SYSTEM_BUCKET = Bucket(".sys-shardidx")
 MAX_BYTES = 256 << 20
 """Longest index worth fetching: AIStore's most entries with names of 240 bytes."""
 
@@ -53,7 +52,6 @@ _FORMAT_TAR = 0
 _CHECKSUM_XXHASH = 1
 _SEED = 1103515245
 """AIStore's usual one, its MLCG32 constant."""
-_GLOBAL_NAMESPACE = "@#"
 
 _BLOCK = 512
 _PAX = 2 * _BLOCK
@@ -66,31 +64,6 @@ _RECORD = 20 * _BLOCK
 
 _Entry = tuple[int, int, bytes]
 """Offset of the header, size, name."""
-
-
-def shard_index_location(bucket: Bucket, key: str) -> tuple[Bucket, str]:
-    """Return where AIStore keeps the index of a shard: bucket and key."""
-    space = bucket.namespace
-    if space:
-        # A namespace goes by its whole name there, even if it has a cluster or a name only.
-        cluster, _, name = space.removeprefix("@").partition("#")
-        space = f"@{cluster}#{name}"
-    return SYSTEM_BUCKET, (
-        f"{bucket.provider.value}/{space or _GLOBAL_NAMESPACE}/{bucket.name}/{key}.idx"
-    )
-
-
-def shard_of_index(bucket: Bucket, key: str) -> tuple[Bucket, str] | None:
-    """Undo `shard_index_location`; None for whatever is no shard index."""
-    parts = key.split("/", 3)
-    if bucket != SYSTEM_BUCKET or len(parts) < 4 or not key.endswith(".idx"):
-        return None
-    provider, space, name, shard = parts
-    try:
-        found = Bucket(name, Provider(provider), "" if space == _GLOBAL_NAMESPACE else space)
-    except ValueError:
-        return None
-    return found, shard.removesuffix(".idx")
 
 
 def parse_indexed_version(data: bytes) -> tuple[str, int] | None:

@@ -25,7 +25,6 @@ from itertools import accumulate
 import trio
 from cachetools import LRUCache
 
-from aisfs.core.checksums import DEFAULT_TYPE, is_known
 from aisfs.core.names.listing import check_new_bucket
 from aisfs.errors import (
     AccessDenied,
@@ -42,12 +41,11 @@ from aisfs.errors import (
 )
 from aisfs.http.connections import ConnectionSet
 from aisfs.http.exchange import SMALL, BodyDelivered, Reply
-from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.model import DEFAULT_TYPE, Bucket, ObjectInfo, Provider, is_known
 from aisfs.stores.ais import requests
 from aisfs.stores.ais.absence import WRITE_AGE, changing, check_newest
 from aisfs.stores.ais.cluster import Session
 from aisfs.stores.ais.requests import BucketFacts, Request
-from aisfs.stores.custom import encode_custom, stamp_of
 from aisfs.stores.pipeline import ProgressDeadline, Retrier, all_of
 from aisfs.stores.port import (
     Content,
@@ -61,6 +59,7 @@ from aisfs.stores.port import (
     in_memory,
     pieces_of,
 )
+from aisfs.stores.posix_metadata import encode_custom, stamp_of
 from aisfs.system.locks import Rank, ranked_lock
 
 log = logging.getLogger(__name__)

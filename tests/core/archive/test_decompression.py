@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aisfs.core.archive.decompression import Inflater, open_codec, read_piece
 from aisfs.core.archive.tar_scanner import TarScanner
-from aisfs.core.names.formats import Form, form_of_content
+from aisfs.core.names.listing import Form, form_of_content
 from aisfs.errors import ArchiveTooLarge, Stale
 from tests.support.archives import COMPRESSIONS, lz4_legacy, make_tar, text, xz_with_dictionary
 from tests.support.for_each import for_each

@@ -17,7 +17,7 @@ from aisfs.core.archive.zip import ZipScanner
 from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.index.zip_columns import LOCAL_HEADER, Packing, data_offset
-from aisfs.core.names.formats import DEFLATED, Form, form_of_content, form_of_name
+from aisfs.core.names.listing import DEFLATED, Form, form_of_content, form_of_name
 from aisfs.core.views.tree import MembersView
 from tests.support.for_each import for_each
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests

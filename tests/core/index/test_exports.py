@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import dali_index, wids_samples
-from aisfs.core.names.formats import Form
+from aisfs.core.names.listing import Form
 from aisfs.errors import Unsupported
 from tests.support.for_each import for_each
 from tests.support.tars import END, entry, pax

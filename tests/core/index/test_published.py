@@ -29,8 +29,7 @@ from aisfs.core.index.published import (
     encode_published,
     most_bytes,
 )
-from aisfs.core.names.formats import Form
-from aisfs.core.names.listing import published_key, shard_of_published
+from aisfs.core.names.listing import Form, published_key, shard_of_published
 from aisfs.core.views.sample_views import LabelScan
 from aisfs.core.views.spec import LabelSource
 from aisfs.core.views.tree import MembersView

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from aisfs.core.views.spec import parse_view
-from aisfs.engine.dataset.advice import Found, advise, loses_most
+from aisfs.engine.dataset.merger import Found, advise, loses_most
 from aisfs.settings import ViewSettings
 from tests.core.views.test_samples import index_of
 from tests.support.for_each import for_each

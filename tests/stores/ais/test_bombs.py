@@ -12,7 +12,7 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.ais import replies, requests
 from aisfs.stores.ais.replies import failure
 from aisfs.stores.ais.requests import BucketFacts
-from aisfs.stores.custom import decode_custom
+from aisfs.stores.posix_metadata import decode_custom
 from tests.support.for_each import for_each
 
 B = Bucket("b")

@@ -20,11 +20,9 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais import shard_index
 from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais.requests import SYSTEM_BUCKET, shard_index_location, shard_of_index
 from aisfs.stores.ais.shard_index import (
-    SYSTEM_BUCKET,
     decode_shard_index,
-    shard_index_location,
-    shard_of_index,
 )
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server
 from tests.support.for_each import for_each

@@ -10,8 +10,8 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.stores.ais import requests
 from aisfs.stores.ais.replies import labelled
 from aisfs.stores.ais.requests import BucketFacts, Request
-from aisfs.stores.custom import encode_custom, stamp_of
 from aisfs.stores.port import BytesContent, checksum_of
+from aisfs.stores.posix_metadata import encode_custom, stamp_of
 from tests.support.for_each import for_each
 
 PETS = Bucket("pets")
