@@ -182,15 +182,9 @@ def parse_volume(
         ConfigError: something is missing, unknown or not allowed.
     """
     options = list(options)
-    given = {k: v for k, v in attributes.items() if not k.startswith(_OF_KUBERNETES)}
+    given = _given(attributes, options)
     secrets = dict(secrets or {})
     tokens = identity.tokens_of_pod(secrets.pop(TOKENS, "") or attributes.get(TOKENS, ""))
-    for option in options:
-        name, equals, value = option.partition("=")
-        if option not in _IGNORED:
-            given[name] = value if equals else "true"
-    if any("\0" in text for pair in given.items() for text in pair):
-        raise ConfigError("an attribute has a NUL character")
     sources = given.pop("source", "").split()
     if not sources:
         raise ConfigError("the volume has no attribute source, such as ais://BUCKET")
@@ -216,6 +210,18 @@ def parse_volume(
     kept |= identity.secrets_of_pod(tokens, wanted)
     namespace = attributes.get(_NAMESPACE, "")
     return Volume(sources, settings, kept, read_only, permitted, namespace, cloud)
+
+
+def _given(attributes: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
+    """Return all options by their names, whichever way they came."""
+    given = {k: v for k, v in attributes.items() if not k.startswith(_OF_KUBERNETES)}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if option not in _IGNORED:
+            given[name] = value if equals else "true"
+    if any("\0" in text for pair in given.items() for text in pair):
+        raise ConfigError("an attribute has a NUL character")
+    return given
 
 
 def parse_settings(given: Mapping[str, str]) -> dict[str, Any]:

@@ -143,6 +143,21 @@ def check_places(plan: MountPlan) -> None:
             raise MountError(f"{what} lies below the mountpoint {plan.mountpoint}")
 
 
+def _check_writing(writing: WriteSettings, source: Source, options: Collection[str]) -> None:
+    """Check that options about writing fit together, and the source."""
+    if writing.writable:
+        if writing.create_bucket and not isinstance(source, BucketSource):
+            raise ConfigError("--create-bucket: give a bucket as the SOURCE")
+        if writing.allow_bucket_changes and not isinstance(source, Everything):
+            raise ConfigError("--allow-bucket-changes: mount all buckets, without a SOURCE")
+        return
+    for option in ("create_bucket", "allow_bucket_changes", "write_back"):
+        if getattr(writing, option):
+            raise ConfigError(f"--{option.replace('_', '-')} needs --writable")
+    if "rw" in options:
+        raise ConfigError("-o rw: mounts are read-only without --writable")
+
+
 def plan_mount(
     words: list[str],
     mountpoint: Path,
@@ -167,20 +182,9 @@ def plan_mount(
     if writing.writable:
         _check_writable(source, view)
         refuse_read_only(source, load(ClusterSettings, settings), "--writable: ")
-        if writing.create_bucket and not isinstance(source, BucketSource):
-            raise ConfigError("--create-bucket: give a bucket as the SOURCE")
-        if writing.allow_bucket_changes and not isinstance(source, Everything):
-            raise ConfigError("--allow-bucket-changes: mount all buckets, without a SOURCE")
         modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
         settings = {**modes, **settings}
-    elif writing.create_bucket:
-        raise ConfigError("--create-bucket needs --writable")
-    elif writing.allow_bucket_changes:
-        raise ConfigError("--allow-bucket-changes needs --writable")
-    elif writing.write_back:
-        raise ConfigError("--write-back needs --writable")
-    elif "rw" in options:
-        raise ConfigError("-o rw: mounts are read-only without --writable")
+    _check_writing(writing, source, options)
     tree = load(TreeSettings, settings)
     if spec.reshaped and tree.shard_index is ShardIndex.ALWAYS:
         option = "--view shards --join" if view.shuffle is None else "--shuffle"

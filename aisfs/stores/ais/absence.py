@@ -80,31 +80,40 @@ def check_newest(
     calm = _moves_nothing(transport, connections, bucket, subject, age)
     if calm or not (readiness.version or writes):
         return
+    copies = _copies(transport, connections, bucket, key, writes=writes)
+    if copies is None:
+        return
+    owned, elsewhere, complete = copies
+    # What the owner lacks altogether, a GET finds at the others.
+    newer = elsewhere > owned and (writes or owned > 0)
+    if complete:
+        try:
+            transport.settle(connections, subject, listed=str(bucket))
+        except Unproven:
+            if writes or newer:
+                raise
+        return
+    readiness.moving(str(bucket))
+    if newer:
+        raise Unproven(f"{subject}: the cluster is moving a newer version of it between targets")
+
+
+def _copies(
+    transport: Transport, connections: ConnectionSet, bucket: Bucket, key: str, *, writes: bool
+) -> tuple[int, int, bool] | None:
+    """Return what `parse_copies` does, of which all is known only in a calm cluster; None if nothing tells."""
+    readiness = transport.readiness
     try:
         reply = transport.fetch(connections, requests.list_copies(bucket, key))
         owned, elsewhere, complete = replies.parse_copies(reply, bucket, key)
-        complete = complete and _is_calm(transport, connections, bucket)
-    except AccessDenied:  # a token for objects alone: nothing tells
+        return owned, elsewhere, complete and _is_calm(transport, connections, bucket)
+    except AccessDenied:  # a token for objects alone
         readiness.muted(str(bucket))
-        return
+        return None
     except AisfsError as error:
         if not writes or (isinstance(error, ProtocolError) and not readiness.version):
-            return  # the request itself says it better, or this is no AIStore
+            return None  # the request itself says it better, or this is no AIStore
         raise
-    # What the owner lacks altogether, a GET finds at the others.
-    newer = elsewhere > owned and (writes or owned > 0)
-    if not complete:
-        readiness.moving(str(bucket))
-        if newer:
-            raise Unproven(
-                f"{subject}: the cluster is moving a newer version of it between targets"
-            )
-        return
-    try:
-        transport.settle(connections, subject, listed=str(bucket))
-    except Unproven:
-        if writes or newer:
-            raise
 
 
 class Change:
