@@ -9,7 +9,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from unittest.mock import patch
 
 import lz4.block
@@ -42,13 +42,19 @@ def text(size: int, seed: int | str = 0) -> bytes:
     return b" ".join(source.choices(words, k=size // 17 + 1))[:size].ljust(size)
 
 
-def make_tar(members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+def make_tar(
+    members: Mapping[str, bytes] | Iterable[tuple[str, bytes]],
+    form: int = tarfile.PAX_FORMAT,
+    *,
+    mtime: float = 1_700_000_000.5,
+    mode: int = 0o644,
+) -> bytes:
+    """Pack members, of which several may have one name if they come as pairs."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
-        for name, data in members.items():
+        for name, data in members.items() if isinstance(members, Mapping) else members:
             info = tarfile.TarInfo(name)
-            info.size = len(data)
-            info.mtime = 1_700_000_000.5
+            info.size, info.mtime, info.mode = len(data), mtime, mode
             tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 

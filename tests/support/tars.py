@@ -7,7 +7,10 @@ import io
 import struct
 import tarfile
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.index.member_index import MemberIndex
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -15,6 +18,14 @@ END = bytes(2 * BLOCK)
 USTAR = b"ustar\x0000"
 GNU = b"ustar  \x00"
 V7 = bytes(8)
+
+
+def scan(data: bytes, piece: int = 0, size: int | None = None, **options: Any) -> MemberIndex:
+    """Index a tar that is fed in pieces, or at once."""
+    scanner = TarScanner(len(data) if size is None else size, **options)
+    for start in range(0, len(data), piece or len(data) or 1):
+        scanner.feed(data[start : start + (piece or len(data))])
+    return scanner.finish()
 
 
 def octal(value: int, width: int) -> bytes:

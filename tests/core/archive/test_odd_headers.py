@@ -10,20 +10,13 @@ from pathlib import Path
 import pytest
 
 from aisfs.core.archive.tar import sparse_segments
-from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
 from tests.support.for_each import for_each
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
-from tests.support.tars import END, entry, header, long_name, pad, pax
+from tests.support.tars import END, entry, header, long_name, pad, pax, scan
 
 MTIME = 1_700_000_000
 """The time in the headers that `entry` makes."""
-
-
-def scan(data: bytes) -> MemberIndex:
-    scanner = TarScanner(len(data))
-    scanner.feed(data)
-    return scanner.finish()
 
 
 def by_gnu_tar(data: bytes, folder: Path) -> tuple[list[tuple[str, int, int]], str]:

@@ -12,7 +12,8 @@ from aisfs.core.views.shuffle_order import CUT_OFF, TogetherSamples
 from aisfs.core.views.shuffled_tar import ShuffledShard, shuffled_shards
 from aisfs.core.views.spec import ShardSplit
 from aisfs.settings import Join, KeyRule
-from tests.core.views.test_shuffled_tar import EVEN, FORMATS, Members, Sources, key_of, tar_of
+from tests.core.views.test_shuffled_tar import EVEN, FORMATS, Members, Sources, key_of
+from tests.support.archives import make_tar
 
 KEYS = ["a", "b", "d/a", "é", "n" * 90, "c", "e"]
 KEYED = st.lists(st.sampled_from(KEYS), unique=True)
@@ -58,7 +59,7 @@ def joined(
 def test_the_parts_of_a_sample_are_neighbours_in_the_order_of_the_first_source(
     parts: list[tuple[int, int, Members]], join: Join, seed: int | None
 ):
-    sources = Sources([tar_of(members, form) for _, form, members in parts])
+    sources = Sources([make_tar(members, form) for _, form, members in parts])
     shards, exclusions = joined(sources, [source for source, _, _ in parts], seed, join=join)
     images, labels = (
         {name.rpartition(".")[0]: (name, data) for at, _, m in parts for name, data in m if at == s}
@@ -90,8 +91,8 @@ def test_the_parts_of_a_sample_are_neighbours_in_the_order_of_the_first_source(
 
 
 def test_limits_hold_for_joined_samples():
-    images = tar_of([(f"{n}.jpg", b"x" * 700) for n in range(7)])
-    labels = tar_of([(f"{n}.cls", b"x") for n in reversed(range(7))])
+    images = make_tar([(f"{n}.jpg", b"x" * 700) for n in range(7)])
+    labels = make_tar([(f"{n}.cls", b"x") for n in reversed(range(7))])
     sources = Sources([images, labels])
     shards, _ = joined(sources, [0, 1], split=ShardSplit(samples=3))
     assert [len(sources.members(shard)) for shard in shards] == [6, 6, 2]
@@ -100,8 +101,8 @@ def test_limits_hold_for_joined_samples():
 
 
 def test_a_part_moves_to_the_directory_of_the_first():
-    images = tar_of([("train/a.jpg", b"image"), ("b.jpg", b"other")])
-    labels = tar_of([("labels/b.cls", b"1"), ("labels/a.cls", b"2")])
+    images = make_tar([("train/a.jpg", b"image"), ("b.jpg", b"other")])
+    labels = make_tar([("labels/b.cls", b"1"), ("labels/a.cls", b"2")])
     sources = Sources([images, labels])
     (shard,), exclusions = joined(sources, [0, 1], rule=KeyRule.BASENAME)
     assert not exclusions
@@ -111,8 +112,8 @@ def test_a_part_moves_to_the_directory_of_the_first():
 
 
 def test_a_sample_with_a_part_that_is_cut_off_is_left_out():
-    images = tar_of([("a.jpg", b"x" * 600), ("b.jpg", b"x" * 600)])
-    labels = tar_of([("a.cls", b"1"), ("b.cls", b"2" * 2000)])
+    images = make_tar([("a.jpg", b"x" * 600), ("b.jpg", b"x" * 600)])
+    labels = make_tar([("a.cls", b"1"), ("b.cls", b"2" * 2000)])
     sources = Sources([images, labels[: labels.index(b"2" * 2000) + 700]])
     (shard,), exclusions = joined(sources, [0, 1])
     assert sources.members(shard) == [("a.jpg", b"x" * 600), ("a.cls", b"1")]

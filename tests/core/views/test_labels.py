@@ -1,9 +1,7 @@
 """Labels out of contents that stream by, as columns, as bytes and back."""
 
 import codecs
-import io
 import json
-import tarfile
 from itertools import pairwise
 
 import pytest
@@ -28,20 +26,11 @@ from aisfs.core.views.sample_views import (
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec, parse_view
 from aisfs.errors import ConfigError, IndexRefused
 from aisfs.settings import View, ViewSettings
+from tests.support.archives import make_tar
 from tests.support.for_each import for_each
 from tests.support.publishing import SCAN, shard_of
 
 CLS = LabelRule(LabelSource.CONTENT, "cls")
-
-
-def tar_of(members: list[tuple[str, bytes]]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for at, (name, data) in enumerate(members):
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(data), at + 0.25
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def scan(content: bytes, cuts: list[int], rule: LabelRule = CLS) -> tuple[MemberIndex, LabelColumn]:
@@ -76,7 +65,7 @@ MEMBERS = st.lists(
 
 @given(MEMBERS, st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_labels_do_not_depend_on_how_the_bytes_are_cut(members, cuts):
-    index, column = scan(tar_of(members), cuts)
+    index, column = scan(make_tar(members), cuts)
     assert column.by_row() == {
         row: data.strip()
         for row, (name, data) in enumerate(members)
@@ -86,7 +75,7 @@ def test_labels_do_not_depend_on_how_the_bytes_are_cut(members, cuts):
 
 
 def test_labels_that_could_not_be_decoded_are_not_encoded(monkeypatch):
-    index, column = scan(tar_of([(f"{at}.cls", b"%099d" % at) for at in range(100)]), [])
+    index, column = scan(make_tar([(f"{at}.cls", b"%099d" % at) for at in range(100)]), [])
     monkeypatch.setattr(published, "CONTENT_MAX", 99)
     assert decoded(encoded(index, column), index) == column
     monkeypatch.setattr(published, "CONTENT_MAX", 98)
@@ -96,7 +85,7 @@ def test_labels_that_could_not_be_decoded_are_not_encoded(monkeypatch):
 
 @given(MEMBERS)
 def test_skipping_contents_nobody_wants_reads_the_same_labels(members):
-    content = tar_of(members)
+    content = make_tar(members)
     scanner = TarScanner(len(content))
     labels = LabelScan(CLS, scanner.rows)
     while True:
@@ -112,7 +101,7 @@ def test_skipping_contents_nobody_wants_reads_the_same_labels(members):
 
 
 def test_a_label_that_is_cut_off_is_none():
-    content = tar_of([("a.cls", b"1"), ("b.cls", b"x" * 600)])
+    content = make_tar([("a.cls", b"1"), ("b.cls", b"x" * 600)])
     index, column = scan(content[: 2048 + 1024 + 1024], [])
     assert column.by_row() == {0: b"1"}
     assert index.warnings
@@ -120,14 +109,14 @@ def test_a_label_that_is_cut_off_is_none():
 
 @given(st.binary(max_size=60), st.integers(0, 59), st.integers(1, 255))
 def test_damage_of_what_is_kept_is_noticed(junk: bytes, at: int, flip: int):
-    index, column = scan(tar_of([("a.cls", b"1"), ("b.cls", b"2")]), [])
+    index, column = scan(make_tar([("a.cls", b"1"), ("b.cls", b"2")]), [])
     data = bytearray(encoded(index, column))
     data[at % len(data)] ^= flip
     for damaged in (bytes(data), junk):
         with pytest.raises(IndexRefused):
             decoded(damaged, index)
     with pytest.raises(IndexRefused):
-        decoded(encoded(index, column), scan(tar_of([("c", bytes(20_000))]), [])[0])
+        decoded(encoded(index, column), scan(make_tar([("c", bytes(20_000))]), [])[0])
 
 
 @for_each(
@@ -256,7 +245,7 @@ def test_memory_of_a_class_view_is_bounded_and_linear():
         for number in range(shards):
             pairs = [(f"{number:03}{n:06}", n % 100) for n in range(1000)]
             files = [(f"{k}.{e}", b"%d" % c) for k, c in pairs for e in ("cls", "jpg")]
-            index, column = scan(tar_of(files), [])
+            index, column = scan(make_tar(files), [])
             found = labelled_samples(index, spec, column, None)
             own, _ = place_images(
                 b"s%d" % number, index, found, spec, class_names(found.table, None)

@@ -8,7 +8,6 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.sample_views import samples_view
 from aisfs.core.views.samples import SPLITS
@@ -17,6 +16,7 @@ from aisfs.core.views.tree import MembersView
 from aisfs.settings import KeyRule, View
 from tests.mount.datasets import webdataset
 from tests.support.for_each import for_each
+from tests.support.tars import scan
 
 VECTORS = json.loads(Path(__file__).with_name("wds_vectors.json").read_text())
 COLUMNS = {
@@ -37,10 +37,7 @@ def index_of(*names: str, data: bytes = b"x") -> MemberIndex:
             else:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    content = buffer.getvalue()
-    scanner = TarScanner(len(content))
-    scanner.feed(content)
-    return scanner.finish()
+    return scan(buffer.getvalue())
 
 
 def tree(view: MembersView) -> list[str]:

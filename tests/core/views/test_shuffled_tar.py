@@ -16,6 +16,7 @@ from aisfs.core.views.shuffled_tar import ShuffledShard, SourceTar, shuffled_sha
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import KeyRule
+from tests.support.archives import make_tar
 from tests.support.for_each import for_each
 from tests.support.tars import END, entry, pax, sparse_header
 
@@ -42,16 +43,6 @@ def shards_of_samples(draw) -> list[tuple[int, Members]]:
         cut = [(name, data[: draw(CONTENTS)]) for name, data in members]
         found.append((draw(st.sampled_from(FORMATS)), cut))
     return found
-
-
-def tar_of(members: Members, form: int = tarfile.PAX_FORMAT, mtime: float = 7.0) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime, info.mode = len(data), mtime, 0o640
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 class Sources:
@@ -120,7 +111,7 @@ def grouped(members: Members) -> list[tuple[bytes, ...]]:
 def test_every_sample_is_there_once_and_whole(
     given_shards: list[tuple[int, Members]], seed: int, split: ShardSplit
 ):
-    sources = Sources([tar_of(members, form) for form, members in given_shards])
+    sources = Sources([make_tar(members, form) for form, members in given_shards])
     shards, exclusions = sources.shuffled(seed, split)
     assert not exclusions
     expected = Counter(each for _, members in given_shards for each in grouped(members))
@@ -140,7 +131,7 @@ def test_every_sample_is_there_once_and_whole(
 @settings(deadline=None)
 @given(shards_of_samples(), st.data())
 def test_any_range_equals_that_of_the_whole(given_shards: list[tuple[int, Members]], data):
-    sources = Sources([tar_of(members, form) for form, members in given_shards])
+    sources = Sources([make_tar(members, form) for form, members in given_shards])
     for shard in sources.shuffled()[0]:
         whole = sources.whole(shard)
         start = data.draw(st.integers(0, shard.size))
@@ -163,7 +154,7 @@ def numbered(shards: int, samples: int, size: int = 600) -> list[Members]:
 
 
 def test_the_seed_decides_and_samples_are_mixed():
-    sources = Sources([tar_of(members) for members in numbered(4, 50)])
+    sources = Sources([make_tar(members) for members in numbered(4, 50)])
     one, again, other = (sources.shuffled(seed)[0] for seed in (3, 3, 4))
     assert [shard.digest for shard in one] == [shard.digest for shard in again]
     assert list(map(sources.whole, one)) == list(map(sources.whole, again))
@@ -180,7 +171,7 @@ def pairs(members: Members) -> list[tuple[tuple[str, bytes], tuple[str, bytes]]]
 
 
 def test_the_order_is_the_same_for_ever():
-    sources = Sources([tar_of(members) for members in numbered(2, 4)])
+    sources = Sources([make_tar(members) for members in numbered(2, 4)])
     found = [[name for name, _ in sources.members(shard)[::2]] for shard in sources.shuffled(1)[0]]
     assert found == [
         ["0000.jpg", "0002.jpg", "0003.jpg", "1002.jpg"],
@@ -191,7 +182,7 @@ def test_the_order_is_the_same_for_ever():
 @settings(deadline=None)
 @given(st.integers(1, 30_000), st.integers(0, 3))
 def test_a_size_is_a_limit_unless_one_sample_is_larger(size: int, seed: int):
-    sources = Sources([tar_of(members) for members in numbered(2, 5)])
+    sources = Sources([make_tar(members) for members in numbered(2, 5)])
     shards, _ = sources.shuffled(seed, ShardSplit(None, size))
     for shard in shards:
         assert shard.size <= size or len(sources.members(shard)) == 2
@@ -201,8 +192,8 @@ def test_a_size_is_a_limit_unless_one_sample_is_larger(size: int, seed: int):
 def test_headers_are_copied_and_those_of_other_names_made():
     name = "x" * 120 + ".jpg"
     tars = [
-        tar_of([("a.jpg", b"1"), (name, b"2")], tarfile.GNU_FORMAT),
-        tar_of([("a.jpg", b"3"), ("a.seg.png", b"4")], mtime=8.5),
+        make_tar([("a.jpg", b"1"), (name, b"2")], tarfile.GNU_FORMAT, mtime=7, mode=0o640),
+        make_tar([("a.jpg", b"3"), ("a.seg.png", b"4")], mtime=8.5, mode=0o640),
     ]
     sources = Sources(tars)
     shards, exclusions = sources.shuffled(2, ShardSplit(samples=9))
@@ -223,7 +214,7 @@ def test_headers_are_copied_and_those_of_other_names_made():
 
 @for_each("rule", KeyRule)
 def test_samples_of_one_key_stay_two_by_every_rule(rule: KeyRule):
-    sources = Sources([tar_of([("d/a.seg.png", b"%d" % at)]) for at in range(3)])
+    sources = Sources([make_tar([("d/a.seg.png", b"%d" % at)]) for at in range(3)])
     shards, exclusions = sources.shuffled(1, ShardSplit(samples=9), rule)
     names = [name for name, _ in sources.members(shards[0])]
     assert len({key_of(name, rule) for name in names}) == 3
@@ -233,7 +224,7 @@ def test_samples_of_one_key_stay_two_by_every_rule(rule: KeyRule):
 
 def test_members_of_one_key_that_lie_apart_come_together_and_the_last_of_one_name_wins():
     members = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("a.jpg", b"4")]
-    sources = Sources([tar_of(members)])
+    sources = Sources([make_tar(members)])
     shards, exclusions = sources.shuffled()
     assert sorted(grouped(sources.members(shards[0]))) == [(b"2",), (b"3", b"4")]
     assert exclusions == {"duplicate": 1}
@@ -241,7 +232,7 @@ def test_members_of_one_key_that_lie_apart_come_together_and_the_last_of_one_nam
 
 def test_what_is_no_member_of_a_sample_is_left_out():
     members = [("a.jpg", b"1"), (".hidden", b""), ("__meta__.json", b"{}"), ("b.jpg", b"2")]
-    sources = Sources([tar_of([*members, ("c.cls", b"3")])])
+    sources = Sources([make_tar([*members, ("c.cls", b"3")])])
     shards, exclusions = sources.shuffled(require=(Component((b"jpg",)),))
     assert sorted(sources.members(shards[0])) == [("a.jpg", b"1"), ("b.jpg", b"2")]
     assert exclusions == {"hidden": 1, "metadata": 1, "incomplete sample": 1}
@@ -283,7 +274,7 @@ def test_global_headers_stay_behind():
 
 
 def test_a_name_that_would_be_too_long_is_left_out():
-    sources = Sources([tar_of([("n" * 250 + ".jpg", b"1")]) for _ in range(2)])
+    sources = Sources([make_tar([("n" * 250 + ".jpg", b"1")]) for _ in range(2)])
     shards, exclusions = sources.shuffled(1, ShardSplit(samples=2))
     assert [len(sources.members(shard)) for shard in shards] == [1]
     assert exclusions == {"clash": 1}
@@ -291,7 +282,7 @@ def test_a_name_that_would_be_too_long_is_left_out():
 
 def test_a_sparse_member_is_copied_and_left_out_where_it_would_need_another_name():
     sparse = sparse_header(b"a.bin", [(512, 512)], 512, 4096) + b"data" * 128
-    sources = Sources([sparse + END, tar_of([("b.jpg", b"1")])])
+    sources = Sources([sparse + END, make_tar([("b.jpg", b"1")])])
     shards, exclusions = sources.shuffled(1, ShardSplit(samples=9))
     assert dict(sources.members(shards[0]))["a.bin"] == bytes(512) + b"data" * 128 + bytes(3072)
     assert not exclusions
@@ -302,7 +293,7 @@ def test_a_sparse_member_is_copied_and_left_out_where_it_would_need_another_name
 
 
 def test_another_version_of_a_source_is_another_shard():
-    tars = [tar_of(members) for members in numbered(2, 5)]
+    tars = [make_tar(members) for members in numbered(2, 5)]
     before = Sources(tars, ["1", "1"]).shuffled()[0]
     after = Sources(tars, ["1", "2"]).shuffled()[0]
     assert before[0].digest != after[0].digest

@@ -7,17 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.views.summary import LABELS_MAX, Summary, extension, holes, sizes_of
 from aisfs.core.views.tree import MembersView
 from tests.support.archives import make_tar
-from tests.support.tars import END, entry
+from tests.support.tars import END, entry, scan
 
 
 def view_of(data: bytes) -> MembersView:
-    scanner = TarScanner(len(data))
-    scanner.feed(data)
-    return MembersView(scanner.finish())
+    return MembersView(scan(data))
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=50))

@@ -18,6 +18,7 @@ from aisfs.core.views.shuffled_tar import (
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import KeyRule
+from tests.support.archives import make_tar
 from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
@@ -57,15 +58,10 @@ def members(tar_bytes: bytes) -> dict[str, bytes]:
 
 @given(CONTENTS)
 def test_the_bytes_are_those_that_tarfile_writes(contents: dict[str, bytes]):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for key, data in contents.items():
-            info = tarfile.TarInfo(key)
-            info.size, info.mode = len(data), 0o444
-            tar.addfile(info, io.BytesIO(data))
+    expected = make_tar(contents, mtime=0, mode=0o444)
     shard = LooseShard(BUCKET, objects_of(contents), 0)
-    assert shard.size == len(buffer.getvalue())
-    assert whole(shard, contents) == buffer.getvalue()
+    assert shard.size == len(expected)
+    assert whole(shard, contents) == expected
     assert members(whole(shard, contents)) == contents
 
 

@@ -16,8 +16,8 @@ from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.settings import View
 from aisfs.stores.memory import MemoryStore
-from tests.core.views.test_labels import tar_of
 from tests.engine.test_indexer import indexing
+from tests.support.archives import make_tar
 
 BUCKET = Bucket("b")
 CLASS = ViewSpec(View.CLASS)
@@ -25,7 +25,7 @@ CLASS = ViewSpec(View.CLASS)
 
 def shard_of(number: int, *, label: int = 0, size: int = 10) -> bytes:
     key = f"k{number}"
-    return tar_of([(f"{key}.cls", b"%d" % label), (f"{key}.jpg", bytes(size))])
+    return make_tar([(f"{key}.cls", b"%d" % label), (f"{key}.jpg", bytes(size))])
 
 
 async def no_zip(*member):
@@ -145,7 +145,7 @@ async def test_an_index_that_was_kept_without_labels_is_no_obstacle(store: Memor
 
 
 async def test_other_rules_have_labels_of_their_own(store: MemoryStore, tmp_path):
-    data = tar_of([("a.cls", b"1"), ("a.txt", b"cat"), ("a.jpg", b"x")])
+    data = make_tar([("a.cls", b"1"), ("a.txt", b"cat"), ("a.jpg", b"x")])
     info = store.put(BUCKET, "0.tar", data)
     kept = IndexCache(tmp_path, 1 << 20)
     for extension, path in (("cls", "1/a.jpg"), ("txt", "cat/a.jpg"), ("cls", "1/a.jpg")):

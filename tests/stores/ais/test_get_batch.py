@@ -5,6 +5,7 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from urllib.parse import unquote_to_bytes
 
 import pytest
@@ -22,10 +23,13 @@ from aisfs.stores.ais.client import (
     unpack_ranges,
 )
 from tests.stores.ais.scripted_server import PROPS, ScriptedServer, error, reply, scripted_server
+from tests.support.archives import make_tar
 from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
 CONTENTS = {"a": b"one" * 100, "dir/b": b"", "é" * 60: b"three", "n" * 300: b"4" * 513}
+
+tar_of = partial(make_tar, mtime=0)
 
 
 def info_of(key: str, data: bytes) -> ObjectInfo:
@@ -36,16 +40,6 @@ def wanted_of(contents: dict[str, bytes]) -> list[tuple[ObjectInfo, memoryview]]
     return [(info_of(k, data), memoryview(bytearray(len(data)))) for k, data in contents.items()]
 
 
-def tar_of(members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 def unpacked(archive: bytes) -> tuple[list[bool], list[bytes]]:
     wanted = wanted_of(CONTENTS)
     filled = unpack(io.BytesIO(archive).readinto, wanted, "objects")
@@ -54,14 +48,14 @@ def unpacked(archive: bytes) -> tuple[list[bool], list[bytes]]:
 
 @for_each("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_whole_objects_in_the_order_asked_for(form: int):
-    filled, found = unpacked(tar_of(list(CONTENTS.items()), form))
+    filled, found = unpacked(tar_of(CONTENTS, form))
     assert filled == [True] * len(CONTENTS)
     assert found == list(CONTENTS.values())
 
 
 def test_what_is_missing_or_of_another_version_is_not_filled():
     others = {"__404__/a": b"", "dir/b": b"longer", "é" * 60: b"THREE", "n" * 300: b"4" * 513}
-    filled, found = unpacked(tar_of(list(others.items())))
+    filled, found = unpacked(tar_of(others))
     assert filled == [False, False, False, True]
     assert found[3] == CONTENTS["n" * 300]
 
@@ -85,7 +79,7 @@ def test_no_tar_is_an_error(archive: bytes):
 
 
 def test_an_answer_cut_anywhere_fills_what_came_whole():
-    archive = tar_of(list(CONTENTS.items()))
+    archive = tar_of(CONTENTS)
     with pytest.raises(Unavailable):
         unpacked(archive[:700])
     most = 0
@@ -227,7 +221,7 @@ async def test_refusals(status: int, details: tuple[str, str], kind: type[Except
 
 
 async def test_an_answer_that_breaks_off():
-    archive = tar_of(list(CONTENTS.items()))
+    archive = tar_of(CONTENTS)
 
     def answer(keys: list[str]) -> bytes:
         return reply(
