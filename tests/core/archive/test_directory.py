@@ -219,14 +219,6 @@ def test_cut_off_zip_says_so():
     assert "cut off" in index.warnings[0]
 
 
-def test_times():
-    info = zipfile.ZipInfo("a", (2023, 4, 5, 6, 7, 8))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr(info, b"")
-    assert scan(buffer.getvalue()).mtime_ns(0) == 1_680_674_828 * 10**9
-
-
 def field(kind: int, data: bytes) -> bytes:
     return struct.pack("<HH", kind, len(data)) + data
 

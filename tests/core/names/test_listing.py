@@ -119,9 +119,3 @@ def test_reader_sees_each_lasting_name_once_however_the_directory_changes(genera
         seen[name] += 1
     for letter in set.intersection(*generations):
         assert seen[letter.encode()] == 1
-
-
-def test_unchanged_directory_shares_its_names_with_the_listing_before():
-    first = listing_of("", [page("a", "b")])
-    second = listing_of("", [page("a", "b")], first)
-    assert [place for place, _, _ in second.after(0)] == [place for place, _, _ in first.after(0)]

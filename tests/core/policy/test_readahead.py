@@ -63,11 +63,6 @@ def test_plans_stay_inside_whatever_is_read(size, max_window, steps):
         assert all(min(MIB, max_window) <= window <= max_window for window in readahead.windows)
 
 
-def test_read_at_the_start_reads_ahead_one_mebibyte():
-    plan = ReadAhead(GIB, max_window=64 * MIB).observe(ByteRange(0, REQUEST), stalled=True)
-    assert plan.ahead == ByteRange(REQUEST, REQUEST + MIB)
-
-
 def test_read_in_the_middle_gets_what_it_asked_for_and_the_next_one_more():
     readahead = ReadAhead(GIB, max_window=64 * MIB)
     first, second = observe(readahead, reads(5 * MIB, 2))
@@ -247,17 +242,6 @@ def test_shrinking_stops_at_one_mebibyte():
     for _ in range(10):
         readahead.shrink()
     assert readahead.windows == [MIB]
-
-
-def test_no_window_means_no_read_ahead():
-    readahead = ReadAhead(GIB, max_window=0)
-    assert asked_ahead(observe(readahead, reads(0, 100), stalled=True)) == 0
-
-
-def test_read_behind_the_end_needs_nothing():
-    plan = ReadAhead(100, max_window=MIB).observe(ByteRange(100, 200), stalled=False)
-    assert not plan.need
-    assert plan.ahead is None
 
 
 def seconds_to_read(size, *, delay, bandwidth, far=None):
