@@ -68,13 +68,6 @@ def test_missing_gives_the_gaps(cache):
     assert cache.missing(entry, ByteRange(1500, 1600)) == []
 
 
-def test_range_over_a_border_of_segments(cache):
-    entry = an_entry(size=2 * SEGMENT)
-    assert fill(cache, entry, SEGMENT - 5000, SEGMENT + 5000)
-    assert get(cache, entry, SEGMENT - 100, SEGMENT + 100)
-    assert cache.statistics().segments == 2
-
-
 def test_read_is_cut_at_the_end_of_the_object(cache):
     entry = an_entry(size=1000)
     fill(cache, entry)
@@ -117,19 +110,6 @@ def test_what_was_not_used_is_returned(cache):
     assert get(cache, entry, 0, MIB)
 
 
-def test_two_reservations_may_overlap(cache):
-    entry = an_entry()
-    first = cache.reserve(entry, ByteRange(0, 10_000))
-    second = cache.reserve(entry, ByteRange(5000, 15_000))
-    first.write(0, content(entry, 0, 10_000))
-    second.write(5000, content(entry, 5000, 15_000))
-    assert first.publish(ByteRange(0, 10_000))
-    assert second.publish(ByteRange(5000, 15_000))
-    first.finish()
-    second.finish()
-    assert get(cache, entry, 0, 15_000)
-
-
 @pytest.mark.parametrize("wanted", [(0, 0), (5, 4), (-1, 4), (0, MIB + 1)])
 def test_reserving_what_is_no_part_of_the_object_is_a_mistake(cache, wanted):
     with pytest.raises(ValueError, match="no part"):
@@ -155,15 +135,6 @@ def test_each_part_of_the_identity_counts():
     ]
     assert len({entry_id(*info) for info in infos}) == len(infos)
     assert entry_id(*infos[0]) == entry_id(BUCKET, ObjectInfo("a", 10, version="1", mtime_ns=5))
-
-
-def test_two_versions_do_not_mix(cache):
-    old, new = an_entry(version="1"), an_entry(version="2")
-    fill(cache, old)
-    assert not get(cache, new)
-    fill(cache, new)
-    assert get(cache, old)
-    assert get(cache, new)
 
 
 def test_restart_is_warm(tmp_path):
@@ -278,24 +249,6 @@ def test_read_while_evicted(tmp_path):
     for entry, view in views.items():
         assert bytes(view) == content(entry)
     assert du(tmp_path) <= 8 * MIB
-    cache.close()
-
-
-def test_pinned_entry_is_no_victim(tmp_path):
-    cache = BlockCache.open(tmp_path, 8 * MIB)
-    old = [an_entry(f"old{n}", size=MIB) for n in range(5)]
-    pinned = old[2]
-    cache.pin(pinned)
-    assert all(fill(cache, entry) for entry in old)
-    new = [an_entry(f"new{n}", size=MIB) for n in range(4)]
-    for _ in range(100):
-        for entry in new:
-            if not get(cache, entry):
-                fill(cache, entry)
-        assert cache.hit(pinned, ByteRange(0, 1)) is not None or get(cache, pinned)
-    assert cache.counts().evictions
-    cache.unpin(pinned)
-    check_accounts(cache)
     cache.close()
 
 

@@ -1,6 +1,5 @@
 """The ledger that several processes share."""
 
-import sqlite3
 import threading
 
 import pytest
@@ -30,20 +29,6 @@ def new_segment(ledger, owner, key=b"k" * 20, size=8192):
 def enter(ledger, limit):
     with ledger.transaction():
         return ledger.enter(f"token {limit}", limit)
-
-
-def test_smallest_limit_of_all_holds(ledgers):
-    a, b = ledgers
-    assert a.limit() == 0
-    first = enter(a, 100)
-    enter(b, None)
-    assert a.limit() == 100
-    second = enter(b, 50)
-    assert a.limit() == b.limit() == 50
-    with a.transaction():
-        a.leave(second)
-    assert b.limit() == 100
-    assert [owner for owner, _ in b.owners()] == [first, first + 1]
 
 
 def test_what_is_booked_is_counted_until_it_is_removed(ledgers):
@@ -94,23 +79,6 @@ def test_failed_transaction_changes_nothing(ledgers):
     assert b.used() == (0, 7)
 
 
-def test_changes_are_told_once(ledgers):
-    a, b = ledgers
-    owner = enter(a, 100)
-    everything = b.changes(-1)
-    assert everything.rows == []
-    assert everything.gone is None
-    segment = new_segment(a, owner)
-    changes = b.changes(everything.until)
-    assert [(row.id, row.bytes, row.pieces) for row in changes.rows] == [(segment, 8192, 1)]
-    assert changes.gone == []
-    with a.transaction():
-        a.remove(segment)
-    changes = b.changes(changes.until)
-    assert (changes.rows, changes.gone) == ([], [segment])
-    assert b.changes(changes.until).gone == []
-
-
 def test_who_slept_too_long_loads_everything(ledgers, monkeypatch):
     monkeypatch.setattr("aisfs.cache.ledger._TOMBSTONES", 10)
     a, b = ledgers
@@ -133,21 +101,6 @@ def test_numbers_of_segments_are_never_used_again(ledgers):
     with a.transaction():
         a.remove(first)
     assert new_segment(a, owner) > first
-
-
-def test_lease_says_whether_the_segment_is_new(ledgers):
-    a, b = ledgers
-    one, two = enter(a, 100), enter(b, 200)
-    with a.transaction():
-        row, new = a.lease(one, b"key", NOW)
-        assert new
-    with b.transaction():
-        again, new = b.lease(two, b"key", NOW)
-        assert (again, new) == (row, False)
-        assert b.writers_of(row.id) == {one, two}
-        b.release(one, [row.id])
-        assert b.writers_of(row.id) == {two}
-        assert b.writers(two) == [row.id]
 
 
 def test_readers_wait_for_no_transaction(ledgers):
@@ -177,19 +130,6 @@ def test_ledger_is_checked_after_the_machine_went_down(tmp_path, monkeypatch):
         assert len(checked) == checks
 
 
-def test_healthy_ledger_passes_its_check(ledgers):
-    a, b = ledgers
-    owner = enter(a, 100)
-    for number in range(50):
-        new_segment(a, owner, bytes([number]) * 20)
-    with a.transaction():
-        a.pin(owner, [b"digest"])
-        a.use([(NOW + 5, 1)])
-    b.check()
-    assert b.pinned(but=0) == {b"digest"}
-    assert b.pinned(but=owner) == set()
-
-
 def test_wal_stays_small(tmp_path):
     path = tmp_path / "ledger.db"
     ledger = Ledger.open(path, "boot")
@@ -201,13 +141,3 @@ def test_wal_stays_small(tmp_path):
     ledger.tidy(wal, 1000)
     assert wal.stat().st_size == 0
     ledger.close()
-
-
-def test_ledger_of_another_version_is_refused(tmp_path):
-    path = tmp_path / "ledger.db"
-    Ledger.open(path, "boot").close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 7")
-    connection.close()
-    with pytest.raises(sqlite3.DatabaseError, match="version"):
-        Ledger.open(path, "boot")

@@ -9,7 +9,7 @@ import struct
 
 from aisfs.filesystem.nodes import Attr, FileRun
 from aisfs.fuse import abi
-from aisfs.fuse.abi import FilePacker, InitFlag, Opcode
+from aisfs.fuse.abi import FilePacker
 from tests.support.for_each import for_each
 
 FILE = Attr(1 << 63 | 5, stat.S_IFREG | 0o444, 1025, 1_700_000_000_123_456_789, 1000, 100)
@@ -65,24 +65,6 @@ BATCH_FORGET = message(
 )
 
 
-@for_each(
-    "request_, opcode, unique, nodeid, pid",
-    [
-        (INIT, Opcode.INIT, 2, 0, 0),
-        (LOOKUP, Opcode.LOOKUP, 0x1C, 1, 0x4184),
-        (READ, Opcode.READ, 0x18, 2, 0x4183),
-        (WRITE, Opcode.WRITE, 0x18, 2, 0x4183),
-        (READDIRPLUS, Opcode.READDIRPLUS, 0xE, 1, 0x4182),
-        (GETXATTR, Opcode.GETXATTR, 6, 1, 0x4182),
-        (FORGET, Opcode.FORGET, 0x22, 2, 0),
-        (BATCH_FORGET, Opcode.BATCH_FORGET, 0x23, 0, 0),
-        (INTERRUPT, Opcode.INTERRUPT, 0x21, 0, 0),
-    ],
-)
-def test_header(request_: memoryview, opcode: int, unique: int, nodeid: int, pid: int):
-    assert header(request_) == (len(request_), opcode, unique, nodeid, 0, 0, pid, 0, 0)
-
-
 def test_bodies():
     assert abi.name_of(LOOKUP) == b"nope"
     assert abi.xattr_name(GETXATTR) == b"security.selinux"
@@ -90,12 +72,6 @@ def test_bodies():
     assert list(abi.batch_forgotten(BATCH_FORGET)) == [(2, 1), (1 << 63 | 5, 7)]
     assert abi.interrupted(INTERRUPT) == 0x20
     assert abi.READ.unpack_from(READ, abi.BODY)[:3] == (0, 0, 4096)
-
-
-def test_what_the_kernel_can():
-    flags = abi.init_flags(INIT)
-    for flag in InitFlag:
-        assert flag in flags
 
 
 def test_a_write_and_its_answer():
@@ -116,24 +92,6 @@ def test_a_directory_is_read_by_its_inode():
 
 # Replies ------------------------------------------------------------------------------------------
 
-ENTRY = (
-    "90000000000000001c00000000000000050000000000008000000000000000003c000000000000008033e101"
-    "0000000080b2e60e0000000005000000000000800104000000000000030000000000000000f1536500000000"
-    "00f153650000000000f153650000000015cd5b0715cd5b0715cd5b072481000001000000e803000064000000"
-    "000000000000020000000000"
-)
-PLUS = (
-    "050000000000008000000000000000003c000000000000008033e1010000000080b2e60e0000000005000000"
-    "000000800104000000000000030000000000000000f153650000000000f153650000000000f1536500000000"
-    "15cd5b0715cd5b0715cd5b072481000001000000e80300006400000000000000000002000000000005000000"
-    "0000008007000000000000000500000008000000612e6a7067000000"
-)
-
-
-def test_errors_and_data():
-    assert abi.error_reply(0x21, 4).hex() == "10000000fcffffff2100000000000000"
-    assert abi.data_header(0x18, 5).hex() == "15000000000000001800000000000000"
-
 
 def test_attributes():
     assert abi.attr_reply(4, DIRECTORY).hex() == (
@@ -141,25 +99,6 @@ def test_attributes():
         "000000000000000000000000ffffffffffffffffffffffffffffffffffffffffffffffffffc99a3bffc99a3b"
         "ffc99a3b6d410000010000000000000000000000000000000000020000000000"
     )
-
-
-def test_an_entry():
-    assert abi.entry_reply(0x1C, FILE, 60.25).hex() == ENTRY
-    assert abi.entry_nodeid(message(ENTRY)) == FILE.ino
-
-
-def test_a_missing_name():
-    assert abi.missing_reply(0x1C, 0.0) == abi.error_reply(0x1C, 2)
-    kept = abi.missing_reply(0x1C, 5.0)
-    assert kept == struct.pack("=IiQ QQQQ II 88x", 144, 0, 0x1C, 0, 0, 5, 0, 0, 0)
-    assert abi.entry_nodeid(memoryview(kept)) == 0
-
-
-def test_entries_of_a_directory():
-    one = abi.direntplus(FILE, b"a.jpg", 7, 60.25)
-    assert one.hex() == PLUS
-    reply = abi.data_header(9, 2 * len(one)) + one + one
-    assert list(abi.listed_nodeids(memoryview(reply))) == [FILE.ino, FILE.ino]
 
 
 FILES = [
@@ -188,24 +127,6 @@ def test_files_are_packed_alike_in_both_ways(size: int):
     following = range(8, 8 + len(FILES))
     packed, count = FilePacker(1000, 100, 60.25).pack(files, following, size)
     assert (bytes(packed), count) == (b"".join(fitting), len(fitting))
-
-
-@for_each("length", range(1, 17))
-def test_entries_are_aligned(length: int):
-    one = abi.direntplus(FILE, bytes(length), 7, 0.0)
-    assert len(one) == 152 + (length + 7) // 8 * 8
-
-
-def test_the_answer_to_init_is_changed():
-    given = abi.InitReply(7, 31, 131072, 0x4040B039, 0, 0, 1048576, 1, 256, 0, 0, 0, 0)
-    whole = abi.with_init(memoryview(struct.pack("=IiQ64x", 80, 0, 2)), given)
-    assert abi.init_reply(memoryview(whole)) == given
-    changed = given._replace(flags=0x4040B031, max_background=64, congestion_threshold=48)
-    assert abi.with_init(memoryview(whole), changed).hex() == (
-        "50000000000000000200000000000000070000001f0000000000020031b04040400030000000100001000000"
-        "000100000000000000000000000000000000000000000000000000000000000000000000"
-    )
-    assert abi.reply_header(memoryview(whole)) == (2, 0)
 
 
 # Notifications ------------------------------------------------------------------------------------

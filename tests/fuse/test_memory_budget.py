@@ -87,12 +87,6 @@ def test_version_1_beside_other_controllers(machine: Machine):
     assert machine.room() == (120 * MIB - FLOOR) // SHARE
 
 
-def test_container_sees_its_group_as_the_top(machine: Machine):
-    machine.groups("0::/docker/1", V2.format(top="/docker/1", at="/sys/fs/cgroup"))
-    machine.v2("sys/fs/cgroup", 164 * MIB, 20 * MIB)
-    assert machine.room() == (144 * MIB - FLOOR) // SHARE
-
-
 def test_nothing_is_left_when_the_group_is_full_of_memory_in_use(machine: Machine):
     machine.groups("0::/", V2.format(top="/", at="/sys/fs/cgroup"))
     machine.v2("sys/fs/cgroup", 200 * MIB, 210 * MIB)

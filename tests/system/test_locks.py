@@ -20,17 +20,6 @@ def test_without_tests_they_are_the_locks_of_python(monkeypatch: pytest.MonkeyPa
     assert type(ranked_rlock(OUTER)) is type(threading.RLock())
 
 
-def test_the_order_of_ranks_is_allowed():
-    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
-    for _ in range(2):
-        with outer, inner:
-            pass
-    with inner:
-        pass
-    with outer:
-        pass
-
-
 def test_the_other_order_is_noticed_and_logged(caplog: pytest.LogCaptureFixture):
     outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
     with inner, pytest.raises(AssertionError, match="NAMESPACE waited for while METADATA"):
@@ -46,12 +35,6 @@ def test_two_of_one_rank_are_noticed():
         other.acquire()
 
 
-def test_to_wait_for_oneself_is_noticed():
-    lock = ranked_lock(INNER)
-    with lock, pytest.raises(AssertionError):
-        lock.acquire()
-
-
 def test_one_may_be_taken_again_also_below_others():
     outer, inner = ranked_rlock(OUTER), ranked_lock(INNER)
     with outer, inner, outer:
@@ -65,14 +48,6 @@ def test_without_waiting_any_order_is_allowed():
         assert outer.acquire(blocking=False)
         outer.release()
     assert _free_for_others(outer)
-
-
-def test_what_was_taken_without_waiting_is_held_like_the_rest():
-    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
-    assert inner.acquire(blocking=False)
-    with pytest.raises(AssertionError):
-        outer.acquire()
-    inner.release()
 
 
 def test_each_thread_holds_its_own():
