@@ -15,12 +15,12 @@ from aisfs.cache.directory import entry_id
 from aisfs.engine import fetcher as fetcher_module
 from aisfs.engine import parts as opened_module
 from aisfs.engine.buffers import FIRST_PART, PART_MAX
-from aisfs.engine.disk import background_thread
-from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
+from aisfs.engine.fetcher import STREAM_BYTES
 from aisfs.engine.parts import BOOKS
-from aisfs.errors import NotFound, ProtocolError, Stale, Unavailable
+from aisfs.errors import NotFound, ProtocolError, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo, RangeSet
 from aisfs.stores.memory import MemoryStore
+from tests.engine.fetchers import fetcher_of
 from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
@@ -102,21 +102,10 @@ class Setup:
 async def fetching(size=4 * MIB, *, cache=None, memory_limit=64 * MIB, hook=None):
     store = MemoryStore(hook=hook, sink_in_thread=False)
     store.add_bucket(BUCKET)
-    content = bytes(i * 7 % 251 for i in range(1009)) * (size // 1009 + 1)
-    content = content[:size]
+    content = (bytes(i * 7 % 251 for i in range(1009)) * (size // 1009 + 1))[:size]
     info = store.put(BUCKET, "o", content)
-    async with background_thread() as background, trio.open_nursery() as services:
-        fetcher = Fetcher(
-            store,
-            services,
-            background,
-            cache=cache,
-            origin="test",
-            memory_limit=memory_limit,
-            read_ahead_max=8 * MIB,
-        )
+    async with fetcher_of(store, cache=cache, memory_limit=memory_limit) as (fetcher, _):
         yield Setup(store, fetcher, fetcher.open(BUCKET, info), content)
-        services.cancel_scope.cancel()
 
 
 @for_each("cache", [None, FakeCache(), FakeCache(admits=False)])
@@ -246,13 +235,6 @@ async def test_parts_under_way_stay_apart_from_what_failed_around_them():
         assert setup.store.bytes_read == 1000 + 500 + 3000
         assert await setup.read(0, MIB) == setup.content[:MIB]
         assert setup.store.bytes_read == MIB
-
-
-async def test_change_of_the_object_is_stale():
-    async with fetching() as setup:
-        setup.store.put(BUCKET, "o", b"another")
-        with pytest.raises(Stale):
-            await setup.read(0, 10)
 
 
 async def test_what_the_cache_does_not_take_stays_within_the_memory_limit():

@@ -17,8 +17,6 @@ from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.engine import labels
-from aisfs.engine.disk import background_thread
-from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.labels import FAILURES, LEAST, MOST, SPAN, LabelReader
 from aisfs.engine.scanning import ShardScanner
 from aisfs.engine.shards import ArchiveForms, Indexer
@@ -27,6 +25,7 @@ from aisfs.errors import ProtocolError, Stale, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.stores.memory import MemoryStore
 from tests.core.views.test_labels import scan
+from tests.engine.fetchers import fetcher_of
 
 BUCKET = Bucket("b")
 CLS = LabelRule(LabelSource.CONTENT, "cls")
@@ -81,15 +80,10 @@ class Store(MemoryStore):
 
 @asynccontextmanager
 async def indexing(store: MemoryStore, **options):
-    async with background_thread() as background, trio.open_nursery() as services:
-        fetcher = Fetcher(
-            store, services, background, cache=None, origin="test",
-            memory_limit=64 << 20, read_ahead_max=8 << 20,
-        )  # fmt: skip
+    async with fetcher_of(store) as (fetcher, services):
         scanner = ShardScanner(fetcher, Unpacker(fetcher, services, cache=None))
         labels = LabelReader(store, fetcher)
         yield Indexer(scanner, ArchiveForms(fetcher), services, labels=labels, **options)
-        services.cancel_scope.cancel()
 
 
 def known(directory, store: "Store", shards: list[ObjectInfo]) -> IndexCache:

@@ -11,12 +11,11 @@ from aisfs.cache.directory import CONTENT_MAX
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.names.listing import Form
 from aisfs.engine import unpacker as unpacking
-from aisfs.engine.disk import background_thread
-from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import ArchiveTooLarge, ShardDamaged, Stale, Unsupported
 from aisfs.model import Bucket, ByteRange
 from aisfs.stores.memory import MemoryStore
+from tests.engine.fetchers import fetcher_of
 from tests.support.archives import COMPRESSIONS, make_tar, text
 
 BUCKET = Bucket("b")
@@ -41,18 +40,8 @@ def cache(tmp_path):
 
 @asynccontextmanager
 async def unpacking_from(store, cache, memory_limit=64 * MIB):
-    async with background_thread() as background, trio.open_nursery() as services:
-        fetcher = Fetcher(
-            store,
-            services,
-            background,
-            cache=cache,
-            origin="test",
-            memory_limit=memory_limit,
-            read_ahead_max=8 * MIB,
-        )
+    async with fetcher_of(store, cache=cache, memory_limit=memory_limit) as (fetcher, services):
         yield fetcher, Unpacker(fetcher, services, cache=cache)
-        services.cancel_scope.cancel()
 
 
 def ignore(start, data):

@@ -12,7 +12,6 @@ from aisfs.core.archive import tar_scanner as scanners
 from aisfs.core.archive.tar import sparse_segments
 from aisfs.core.archive.tar_scanner import MAX_META, TarScanner
 from tests.core.archive.test_scanner import MIXED, everything, names
-from tests.support.for_each import for_each
 from tests.support.tars import BLOCK, END, entry, header, long_name, pad, pax, records, scan
 
 LONG = MAX_META + 1

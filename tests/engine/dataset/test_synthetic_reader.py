@@ -11,8 +11,6 @@ from aisfs.core.views.shuffled_tar import VirtualShard, loose_shards
 from aisfs.core.views.spec import ShardSplit
 from aisfs.engine.batches import LEAST, MOST, SIZE_MAX, Batches
 from aisfs.engine.dataset.reshuffler import AHEAD_OBJECTS, SyntheticReader
-from aisfs.engine.disk import background_thread
-from aisfs.engine.fetcher import Fetcher
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -23,6 +21,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, ByteRange
 from aisfs.stores.memory import MemoryStore
+from tests.engine.fetchers import fetcher_of
 from tests.support.for_each import for_each
 
 BUCKET = Bucket("b")
@@ -52,20 +51,10 @@ async def assembling(
         store.put(BUCKET, f"{n:05}.bin", bytes([n % 251]) * size) for n, size in enumerate(sizes)
     ]
     shards, _ = loose_shards(BUCKET, objects, 0, ShardSplit(samples=len(sizes)))
-    async with background_thread() as background, trio.open_nursery() as services:
-        fetcher = Fetcher(
-            store,
-            services,
-            background,
-            cache=None,
-            origin="test",
-            memory_limit=256 * MIB,
-            read_ahead_max=read_ahead_max,
-        )
-        yield Setup(
-            store, SyntheticReader(fetcher, Batches(store, services), read_ahead_max), shards[0]
-        )
-        services.cancel_scope.cancel()
+    limits = {"memory_limit": 256 * MIB, "read_ahead_max": read_ahead_max}
+    async with fetcher_of(store, **limits) as (fetcher, services):
+        reader = SyntheticReader(fetcher, Batches(store, services), read_ahead_max)
+        yield Setup(store, reader, shards[0])
 
 
 async def test_a_reader_in_order_fetches_each_byte_once():
