@@ -1,14 +1,20 @@
 """A server whose every byte a test decides: for replies no well-behaved server would give."""
 
 import json
+import random
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
+
+from aisfs.settings import ClusterSettings
+from aisfs.stores.ais.client import AISClient
+from aisfs.stores.pipeline import CallPipeline
 
 QUESTIONS = ("/v1/health", "/v1/daemon")
 """What a new connection begins with; see `aisfs.stores.ais.readiness`."""
@@ -136,6 +142,28 @@ def scripted_server(
             acceptor.join()
     for thread in threads:
         thread.join(1)
+
+
+@asynccontextmanager
+async def connected(
+    handler: Handler, **options: Any
+) -> AsyncIterator[tuple[AISClient, ScriptedServer]]:
+    """Yield a client, which sends each request once, and its server."""
+    with scripted_server(handler) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, **options))
+        try:
+            yield client, server
+        finally:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def store_of(
+    handler: Handler, *, deadline: float = 30.0, **options: Any
+) -> AsyncIterator[CallPipeline]:
+    """Yield a store that tries again."""
+    async with connected(handler, io_timeout=deadline, **options) as (client, _):
+        yield CallPipeline(client, deadline=deadline, rng=random.Random(1))
 
 
 PROPS = '{"checksum":{"type":"xxhash2","enable_read_range":false},"created":"1700000000000000000"}'

@@ -20,7 +20,14 @@ from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.replies import parse_copies
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, Upload
-from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.stores.ais.scripted_server import (
+    MiniCluster,
+    Seen,
+    connected,
+    error,
+    reply,
+    store_of,
+)
 from tests.support.for_each import for_each
 from tests.support.servers import running_server
 
@@ -115,25 +122,10 @@ class Moving(MiniCluster):
 
 
 @asynccontextmanager
-async def store_of(cluster: Moving, *, deadline: float = 30.0) -> AsyncIterator[CallPipeline]:
-    with scripted_server(cluster) as server:
-        client = AISClient(ClusterSettings(endpoint=server.endpoint, io_timeout=deadline))
-        store = CallPipeline(client, deadline=deadline, rng=random.Random(1))
-        try:
-            yield store
-        finally:
-            await store.aclose()
-
-
-@asynccontextmanager
 async def client_of(cluster: Moving) -> AsyncIterator[AISClient]:
     """Each request is sent once."""
-    with scripted_server(cluster) as server:
-        client = AISClient(ClusterSettings(endpoint=server.endpoint))
-        try:
-            yield client
-        finally:
-            await client.aclose()
+    async with connected(cluster) as (client, _):
+        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -488,13 +480,6 @@ async def test_what_is_written_right_after_targets_left_or_came_stays(
         await store.read_range(B, await store.head(B, "k"), 0, memoryview(got))
         await store.aclose()
         assert got == b"4"
-
-
-@pytest.fixture
-def map_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a test takes."""
-    monkeypatch.setattr(absence, "READ_AGE", 60.0)
-    monkeypatch.setattr(absence, "WRITE_AGE", 60.0)
 
 
 async def use(client: AISClient) -> None:

@@ -2,7 +2,6 @@ import contextlib
 import json
 import logging
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -12,10 +11,8 @@ import trio
 
 from aisfs.errors import (
     AccessDenied,
-    BucketNotFound,
     ConfigError,
     DeadlineExceeded,
-    InvalidName,
     NotFound,
     ProtocolError,
     Stale,
@@ -27,7 +24,14 @@ from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.transport import may_have_token
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, Upload
-from tests.stores.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server
+from tests.stores.ais.scripted_server import (
+    PROPS,
+    MiniCluster,
+    connected,
+    error,
+    reply,
+    scripted_server,
+)
 from tests.support.for_each import for_each
 
 B = Bucket("b")
@@ -39,16 +43,6 @@ def no_token_around(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AIS_AUTHN_TOKEN", "AIS_AUTHN_TOKEN_FILE", "AIS_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-
-
-@contextlib.asynccontextmanager
-async def connected(handler, **options):
-    with scripted_server(handler) as server:
-        client = AISClient(ClusterSettings(endpoint=server.endpoint, **options))
-        try:
-            yield client, server
-        finally:
-            await client.aclose()
 
 
 def request_threads():
@@ -127,25 +121,6 @@ async def test_a_redirect_to_a_login_page_is_no_answer():
         assert len(server.seen) == 1
 
 
-async def test_names_that_requests_would_rewrite_are_never_sent():
-    async with connected(MiniCluster({})) as (client, server):
-        for key in ("a/../b", "./a", ""):
-            with pytest.raises(InvalidName):
-                await client.head(B, key)
-        assert server.seen == []
-
-
-async def test_missing_things():
-    async with connected(MiniCluster({})) as (client, _):
-        with pytest.raises(NotFound) as caught:
-            await client.head(B, "k")
-        assert type(caught.value) is NotFound
-        with pytest.raises(BucketNotFound):
-            await client.head(Bucket("other"), "k")
-        with pytest.raises(NotFound):
-            await read(client, ObjectInfo("k", 5), 0, 5)
-
-
 async def test_stale():
     cluster = MiniCluster({"k": DATA})
     async with connected(cluster) as (client, _):
@@ -171,16 +146,6 @@ async def test_unpermitted_bucket_properties_cost_only_the_times():
     async with connected(cluster) as (client, _):
         assert (await client.head(B, "k")).mtime_ns == 0
         assert (await client.list_page(B, "")).objects == [ObjectInfo("k", 5)]
-
-
-async def test_json_listing_is_understood():
-    async with connected(MiniCluster({"k": b"12345", "l": b""})) as (client, server):
-        page = await client.list_page(B, "")
-        assert [(info.key, info.size) for info in page.objects] == [("k", 5), ("l", 0)]
-        listing, calm = [one for one in server.seen if one.path == "/v1/buckets/b" and one.body]
-        assert listing.headers["accept"] == "application/msgpack"
-        assert json.loads(listing.body)["value"]["flags"] == "2048"
-        assert json.loads(calm.body)["value"]["flags"] == "2"  # whether anything moves
 
 
 async def test_head_of_an_old_server():
@@ -391,47 +356,6 @@ async def test_redirect_to_nonsense(place, marks):
 # Faults
 
 
-async def test_overload_passes(caplog):
-    caplog.set_level(logging.DEBUG, "aisfs")
-    cluster = MiniCluster({"k": DATA})
-    failures = [reply(503), reply(503)]
-
-    def before(seen, connection):
-        if "range" in seen.headers and failures:
-            connection.sendall(failures.pop())
-            return True
-        return None
-
-    cluster.before = before
-    async with connected(cluster) as (client, _):
-        store = CallPipeline(client, deadline=10)
-        info = await store.head(B, "k")
-        assert await read(store, info, 3, 30) == DATA[3:30]
-    levels = [r.levelname for r in caplog.records if "next in" in r.message]
-    assert levels == ["INFO", "DEBUG"]
-
-
-async def test_reset_connection():
-    cluster = MiniCluster({"k": DATA})
-    resets = [1]
-
-    def before(seen, connection):
-        if "range" in seen.headers and resets:
-            resets.pop()
-            linger = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            return False
-        return None
-
-    cluster.before = before
-    async with connected(cluster) as (client, _):
-        info = await client.head(B, "k")
-        with pytest.raises(Unavailable) as caught:
-            await read(client, info, 0, 10)
-        assert caught.value.transient
-        assert await read(client, info, 0, 10) == DATA[:10]
-
-
 async def test_nobody_there():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -467,21 +391,6 @@ async def test_truncated_body(closing):
         store = CallPipeline(client, deadline=10)
         await store.stream(B, info, lambda piece: pieces.append(bytes(piece)))
         assert b"".join(pieces) == DATA
-
-
-async def test_truncated_listing():
-    cluster = MiniCluster({"k": b"1"})
-
-    def before(seen, connection):
-        if seen.method == "GET":
-            connection.sendall(cluster.answer(seen)[:-3])
-            return False
-        return None
-
-    cluster.before = before
-    async with connected(cluster) as (client, _):
-        with pytest.raises(Unavailable):
-            await client.list_page(B, "")
 
 
 async def test_stall_times_out():
@@ -667,10 +576,6 @@ def test_netrc_and_proxies_are_not_for_clusters(monkeypatch, tmp_path):
             assert server.seen[0].headers["authorization"] == "Bearer t"
 
     trio.run(main)
-
-
-def test_props_of_the_stub_are_those_of_the_reference():
-    assert json.loads(PROPS)["created"].isdecimal()
 
 
 @for_each("provider", list(Provider)[:2])

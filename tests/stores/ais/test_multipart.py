@@ -9,31 +9,31 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
 import trio
 
 from aisfs.errors import AisfsError, DeadlineExceeded
-from aisfs.model import Bucket
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, Upload
+from tests.stores.ais.test_write_faults import (
+    FAULTS,
+    OLD,
+    STAGES,
+    B,
+    left_over,
+    rule,
+    stored,
+    struck,
+    url,
+)
 from tests.support.servers import RunningServer, running_server
 
-B = Bucket("b")
-OLD = b"the old object"
 PART = 5 << 20
 DATA = random.Random(2).randbytes(4 * PART + 5)
-STAGES = ["headers", "mid", "body", "done"]
-FAULTS = [
-    {"action": "reset"},
-    {"action": "status", "status": 500},
-    {"action": "status", "status": 503},
-    {"action": "status", "status": 429},
-]
 START = {"method": "POST"}
 FIRST = {"method": "PUT", "query_contains": "partNumber=1"}
 SECOND = {"method": "PUT", "query_contains": "partNumber=2"}
@@ -54,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def server(shared: RunningServer) -> Iterator[RunningServer]:
     shared.faults([])
     put(shared, OLD)
-    for garbage in parts_of(shared):  # of uploads that began and whose name never arrived
+    for garbage in left_over(shared.root):  # of uploads that began and whose name never arrived
         shutil.rmtree(garbage)
     yield shared
     shared.faults([])
@@ -82,35 +82,12 @@ def store_of(
     return CallPipeline(AISClient(settings), deadline=deadline, rng=random.Random(3))
 
 
-def url(server: RunningServer, key: str = "k") -> str:
-    return f"{server.endpoint}/v1/objects/b/{key}"
-
-
 def put(server: RunningServer, data: bytes, query: dict[str, str] | None = None) -> None:
-    requests.put(url(server), params=query, data=data, timeout=30).raise_for_status()
-
-
-def stored(server: RunningServer, key: str = "k") -> bytes:
-    reply = requests.get(url(server, key), timeout=30)
-    reply.raise_for_status()
-    return reply.content
-
-
-def parts_of(server: RunningServer) -> list[Path]:
-    """The uploads that are in the cluster, neither ended nor aborted."""
-    return list((server.root / ".aisfs-server" / "tmp").iterdir())
-
-
-def struck(server: RunningServer) -> int:
-    return sum(rule["struck"] for rule in server._control("GET", "/-/faults"))
+    requests.put(url(server, "k"), params=query, data=data, timeout=30).raise_for_status()
 
 
 def sent(server: RunningServer) -> int:
     return server.requests().get("part", 0)
-
-
-def rule(fault: dict, stage: str, match: dict, times: int = 1) -> dict:
-    return {**fault, "stage": stage, "times": times, "match": {"marked": True, **match}}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -119,14 +96,14 @@ def rule(fault: dict, stage: str, match: dict, times: int = 1) -> dict:
     "match", [START, SECOND, LAST, COMPLETE], ids=["start", "second", "last", "complete"]
 )
 async def test_one_failure(server, store, match, fault, stage):
-    server.faults([rule(fault, stage, match)])
+    server.faults([rule(fault, stage, **match)])
     info = await store.upload(Upload(B, "k", BytesContent(DATA), custom={"mode": "0600"}))
     assert struck(server) == 1
-    assert stored(server) == DATA
+    assert stored(server, "k") == DATA
     assert info == await store.head(B, "k")
     assert info.custom == {"mode": "0600"}
     if (match, stage) != (START, "done"):  # nobody knows the id of that one
-        assert parts_of(server) == []
+        assert left_over(server.root) == []
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -134,7 +111,7 @@ async def test_one_failure(server, store, match, fault, stage):
 @pytest.mark.parametrize("changed", [False, True])
 async def test_one_failure_of_a_part_sent_ahead(server, store, fault, stage, changed):
     begun = await store.begin_upload(B, "k")
-    server.faults([rule(fault, stage, SECOND)])
+    server.faults([rule(fault, stage, **SECOND)])
     await begun.next_part(BytesContent(DATA))()
     with pytest.raises(AisfsError):
         await begun.next_part(BytesContent(DATA))()
@@ -144,9 +121,9 @@ async def test_one_failure_of_a_part_sent_ahead(server, store, fault, stage, cha
         begun.invalidate(PART, PART + 1)
         content[PART] ^= 1
     info = await store.upload(Upload(B, "k", BytesContent(content), ahead=begun))
-    assert stored(server) == content
+    assert stored(server, "k") == content
     assert info == await store.head(B, "k")
-    assert parts_of(server) == []
+    assert left_over(server.root) == []
 
 
 @pytest.mark.parametrize("start", [0, PART - 1, PART, 2 * PART - 1])
@@ -161,8 +138,8 @@ async def test_what_was_sent_ahead_and_changed_since_is_not_sent_to_the_same_upl
     content = bytearray(DATA)
     content[start] ^= 1
     await store.upload(Upload(B, "k", BytesContent(content), ahead=begun))
-    assert stored(server) == content
-    assert parts_of(server) == []
+    assert stored(server, "k") == content
+    assert left_over(server.root) == []
 
 
 @pytest.mark.parametrize("stage", ["headers", "mid"])
@@ -171,36 +148,36 @@ async def test_a_part_that_was_cut_off_costs_only_itself(server, stage):
     store = store_of(server, part_size=48 << 20)
     data = DATA[: 1 << 20] * 50
     before = sent(server)
-    server.faults([rule({"action": "reset"}, stage, FIRST)])
+    server.faults([rule({"action": "reset"}, stage, **FIRST)])
     await store.upload(Upload(B, "k", BytesContent(data)))
     await store.aclose()
     assert struck(server) == 1
     assert sent(server) - before == 2, "of the first try the server counts none"
-    assert stored(server) == data
+    assert stored(server, "k") == data
 
 
 async def test_every_part_fails_once_in_every_way(server, store):
     ways = [(fault, stage) for fault in FAULTS for stage in STAGES]
     server.faults(
         [
-            rule(fault, stage, {"method": "PUT", "query_contains": f"partNumber={1 + n % 5}"})
+            rule(fault, stage, method="PUT", query_contains=f"partNumber={1 + n % 5}")
             for n, (fault, stage) in enumerate(ways)
         ]
     )
     await store.upload(Upload(B, "k", BytesContent(DATA)))
     assert struck(server) == len(ways)
-    assert stored(server) == DATA
-    assert parts_of(server) == []
+    assert stored(server, "k") == DATA
+    assert left_over(server.root) == []
 
 
 async def test_the_parts_are_put_together_twice(server, store):
     """What stands between repeats the request, and gives the reply to the second one: 404."""
     gone = {"tcode": "ErrNotFound", "message": "does not exist"}
     before = sent(server)
-    server.faults([rule({"action": "status", "status": 404, "body": gone}, "done", COMPLETE)])
+    server.faults([rule({"action": "status", "status": 404, "body": gone}, "done", **COMPLETE)])
     await store.upload(Upload(B, "k", BytesContent(DATA)))
     assert struck(server) == 1
-    assert stored(server) == DATA
+    assert stored(server, "k") == DATA
     assert sent(server) - before == 5, "what is there need not be sent again"
 
 
@@ -210,11 +187,11 @@ async def test_the_parts_are_put_together_twice(server, store):
 async def test_a_reply_that_comes_too_late(server, match):
     store = store_of(server, read_timeout=0.5)
     stall = {"action": "stall", "seconds": 2.0, "fraction": 0.0}
-    server.faults([rule(stall, "body", match)])
+    server.faults([rule(stall, "body", **match)])
     await store.upload(Upload(B, "k", BytesContent(DATA)))
     await store.aclose()
     assert struck(server) == 1
-    assert stored(server) == DATA
+    assert stored(server, "k") == DATA
 
 
 async def test_a_server_that_stands_still_for_longer_than_a_reply_may_take(tmp_path):
@@ -260,13 +237,13 @@ async def lose_a_part(server: RunningServer, store: CallPipeline):
 async def test_a_lost_part_is_noticed_and_all_is_sent_again(server, store):
     begun = await lose_a_part(server, store)
     await store.upload(Upload(B, "k", BytesContent(DATA), ahead=begun))
-    assert stored(server) == DATA
+    assert stored(server, "k") == DATA
 
 
 async def test_a_part_that_cannot_be_read_back_is_an_error(server):
     gone = {"tcode": "PathError", "message": "chunk does not exist"}
     lost = {"action": "status", "status": 404, "body": gone}
-    server.faults([rule(lost, "body", {"method": "GET", "range": True}, times=-1)])
+    server.faults([rule(lost, "body", times=-1, method="GET", range=True)])
     store = store_of(server, deadline=1.0)
     with pytest.raises(DeadlineExceeded, match="lost a part of it"):
         await store.upload(Upload(B, "k", BytesContent(DATA)))
@@ -278,7 +255,7 @@ async def test_overwritten_while_it_is_read_back(server, store):
     """The last one to end wins, and nobody sends again over it."""
     before = sent(server)
     stall = {"action": "stall", "seconds": 2.0, "fraction": 0.0}
-    server.faults([rule(stall, "body", {"method": "GET", "range": True})])
+    server.faults([rule(stall, "body", method="GET", range=True)])
 
     def overwrite() -> None:
         while not struck(server):
@@ -288,7 +265,7 @@ async def test_overwritten_while_it_is_read_back(server, store):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.upload, Upload(B, "k", BytesContent(DATA)))
         await trio.to_thread.run_sync(overwrite)
-    assert stored(server) == b"newer"
+    assert stored(server, "k") == b"newer"
     assert sent(server) - before == 5
 
 
@@ -297,10 +274,10 @@ async def test_an_upload_is_announced_before_anything_of_it_is_sent(server, stor
 
     def announce(name: str) -> None:
         names.append(name)
-        (upload,) = parts_of(server)
+        (upload,) = left_over(server.root)
         assert upload.name == f"parts-{name}"
         assert list(upload.iterdir()) == []
 
-    server.faults([rule({"action": "reset"}, "done", LAST)])
+    server.faults([rule({"action": "reset"}, "done", **LAST)])
     await store.upload(Upload(B, "k", BytesContent(DATA), announce=announce))
     assert len(set(names)) == 2

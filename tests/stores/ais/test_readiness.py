@@ -5,10 +5,9 @@ which it routes everything; and a while after it knows all of them it says that 
 """
 
 import json
-import random
 import socket
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -16,12 +15,16 @@ import trio
 
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Provider
-from aisfs.settings import ClusterSettings
-from aisfs.stores.ais import absence, readiness
-from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais import readiness
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import BytesContent, Upload
-from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.stores.ais.scripted_server import (
+    MiniCluster,
+    Seen,
+    error,
+    reply,
+    store_of,
+)
 from tests.support.for_each import for_each
 
 B = Bucket("b")
@@ -134,18 +137,6 @@ def quickly_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "MAP_SETTLES", 0.2)
 
 
-@asynccontextmanager
-async def store_of(cluster: Cluster, *, deadline: float = 30.0, token: str | None = None):
-    with scripted_server(cluster) as server:
-        settings = ClusterSettings(endpoint=server.endpoint, io_timeout=deadline, token=token)
-        client = AISClient(settings)
-        store = CallPipeline(client, deadline=deadline, rng=random.Random(1))
-        try:
-            yield store
-        finally:
-            await store.aclose()
-
-
 async def read(store: CallPipeline, info: ObjectInfo) -> bytes:
     buffer = bytearray(info.size)
     await store.read_range(B, info, 0, memoryview(buffer))
@@ -223,13 +214,6 @@ async def test_nothing_is_written_before_all_targets_are_back():
         assert await read(store, info) == b"old"
         await store.upload(Upload(B, "k", BytesContent(b"new")))
         assert cluster.targets["t2"] == {"k": b"new"}
-
-
-@pytest.fixture
-def map_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a test takes."""
-    monkeypatch.setattr(absence, "READ_AGE", 60.0)
-    monkeypatch.setattr(absence, "WRITE_AGE", 60.0)
 
 
 @pytest.mark.usefixtures("map_is_believed")

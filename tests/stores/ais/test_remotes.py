@@ -2,15 +2,19 @@
 
 import json
 import socket
-from contextlib import asynccontextmanager
 
 import pytest
 
 from aisfs.errors import Stale, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Provider
-from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
-from tests.stores.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+from tests.stores.ais.scripted_server import (
+    MiniCluster,
+    Seen,
+    connected,
+    error,
+    reply,
+)
 from tests.support.for_each import for_each
 
 FAR = Bucket("b", namespace="@far#")
@@ -71,14 +75,6 @@ def attached(seen: Seen, connection: socket.socket) -> bool | None:
         connection.sendall(reply(200, body=json.dumps(found).encode()))
         return True
     return None
-
-
-@asynccontextmanager
-async def connected(cluster, **options):
-    with scripted_server(cluster) as server:
-        client = AISClient(ClusterSettings(endpoint=server.endpoint, **options))
-        yield client, server
-        await client.aclose()
 
 
 async def read(client: AISClient, bucket: Bucket, info: ObjectInfo) -> bytes:

@@ -1,5 +1,4 @@
 import json
-import time
 
 import msgspec
 import pytest
@@ -43,11 +42,6 @@ def test_list_page_request():
         b'"flags": "2048", "pagesize": 100}}',
         most_reply=32 << 20,
     )
-
-
-def test_list_page_of_a_cloud_asks_for_its_times():
-    body = requests.list_page(Bucket("b", Provider.AWS), "", "", 0).body
-    assert json.loads(body)["value"]["props"] == "name,size,version,checksum,custom"
 
 
 def test_list_page_sends_names_that_are_not_utf8_as_their_bytes():
@@ -242,19 +236,6 @@ def test_cloud_times_come_from_custom_metadata():
 def test_unreadable_listing(kind, body):
     with pytest.raises(ProtocolError, match="ais://pets/d/: the listing is unreadable"):
         replies.parse_page(Reply(200, {"content-type": kind}, body), PETS, "d/", FACTS)
-
-
-def test_ten_thousand_entries_in_no_time():
-    entries = [
-        {"n": f"train/{i:07}.jpg", "cs": "92f0de5a88a3c094", "v": "1", "s": i}
-        for i in range(10_000)
-    ]
-    body = msgspec.msgpack.encode({"Entries": entries, "ContinuationToken": "x"})
-    reply = Reply(200, {"content-type": "application/msgpack"}, body)
-    started = time.process_time()
-    page = replies.parse_page(reply, PETS, "train/", FACTS)
-    assert len(page.objects) == 10_000
-    assert time.process_time() - started < 1  # ~25 ms; the bound only catches the absurd
 
 
 def test_buckets():
@@ -561,10 +542,6 @@ def test_failure_text_is_short_and_printable():
     error = failure(GET, Reply(404, {}, _said("", "a\x1b[31m" + "b" * 1000)))
     assert len(str(error)) < 400
     assert str(error).isprintable()
-
-
-def test_access_denied_says_what_to_do():
-    assert "AIS_AUTHN_TOKEN" in str(failure(GET, Reply(401, {})))
 
 
 def test_refused_props_are_no_other_bad_request():

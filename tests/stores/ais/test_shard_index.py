@@ -13,7 +13,6 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -27,7 +26,7 @@ from aisfs.stores.ais.shard_index import (
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server
 from tests.support.for_each import for_each
 from tests.support.servers import running_server
-from tests.support.tars import BLOCK, END, GNU, entry, long_name, pax, shard
+from tests.support.tars import BLOCK, END, GNU, entry, long_name, pax, scan, shard
 
 CHECKSUM = "92f0de5a88a3c094"
 MTIME = 1_700_000_000_000_000_000
@@ -86,12 +85,6 @@ def version_of(data: bytes, checksum: str = f"xxhash2:{CHECKSUM}") -> ObjectInfo
 def index_of(data: bytes, version: int = 1) -> MemberIndex | None:
     packed = sealed(payload(as_aistore_does(data), len(data)), version)
     return decode_shard_index(packed, version_of(data))
-
-
-def scan(data: bytes) -> MemberIndex:
-    scanner = TarScanner(len(data))
-    scanner.feed(data)
-    return scanner.finish()
 
 
 def shown(index: MemberIndex) -> list[tuple]:

@@ -365,11 +365,7 @@ LATER_PAGES = {"query_contains": "continuation-token"}
 )
 async def test_a_page_that_is_none_does_not_end_a_listing(store, server: RunningServer, body: str):
     """obstore takes any XML for a listing, and one without a token for the last page of it."""
-    folder = server.root / "pets" / "many"
-    folder.mkdir(exist_ok=True)
-    for number in range(1005):
-        (folder / f"{number:04}").write_bytes(b"")
-        os.utime(folder / f"{number:04}", (BEFORE, BEFORE))
+    make_many(server, "many", 1005)
     lie = {"action": "lie", "status": 200, "body": body, "times": -1}
     server.faults([{**lie, "match": LATER_PAGES}])
     with pytest.raises(Unavailable, match="not the end"):
