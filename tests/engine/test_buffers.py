@@ -134,38 +134,28 @@ def test_free_buffers_give_way_to_those_of_another_length():
 
 
 @for_each(
-    "size, limit, lengths",
+    "size, limit, near, lengths",
     [
-        (0, 512 * MIB, []),
-        (1000, 512 * MIB, [1000]),
-        (5 * MIB, 512 * MIB, [MIB] * 5),
-        (24 * MIB, 512 * MIB, [8 * MIB] * 3),
-        (53 * MIB, 512 * MIB, [16 * MIB] * 3 + [5 * MIB]),
-        (1000 * MIB, 512 * MIB, [16 * MIB] * 62 + [8 * MIB]),
-        (53 * MIB, 64 * MIB, [8 * MIB] * 6 + [5 * MIB]),
-        (53 * MIB, 16 * MIB, [2 * MIB] * 26 + [MIB]),
+        (0, 512 * MIB, False, []),
+        (1000, 512 * MIB, False, [1000]),
+        (5 * MIB, 512 * MIB, False, [MIB] * 5),
+        (24 * MIB, 512 * MIB, False, [8 * MIB] * 3),
+        (53 * MIB, 512 * MIB, False, [16 * MIB] * 3 + [5 * MIB]),
+        (1000 * MIB, 512 * MIB, False, [16 * MIB] * 62 + [8 * MIB]),
+        (53 * MIB, 64 * MIB, False, [8 * MIB] * 6 + [5 * MIB]),
+        (53 * MIB, 16 * MIB, False, [2 * MIB] * 26 + [MIB]),
+        # A few MiB come from a near store with one request.
+        (0, 512 * MIB, True, []),
+        (1000, 512 * MIB, True, [1000]),
+        (7 * MIB, 512 * MIB, True, [7 * MIB]),
+        (7 * MIB, 16 * MIB, True, [2 * MIB] * 3 + [MIB]),
+        (20 * MIB, 512 * MIB, True, [8 * MIB] * 2 + [4 * MIB]),
+        (53 * MIB, 512 * MIB, True, [16 * MIB] * 3 + [5 * MIB]),
     ],
 )
 def test_what_is_of_use_only_as_a_whole_comes_in_few_parts_of_little_of_the_memory(
-    size, limit, lengths
+    size, limit, near, lengths
 ):
-    parts = list(BufferPool(limit).parts(ByteRange(0, size), as_whole=True))
-    assert [len(part) for part in parts] == lengths
-    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
-
-
-@for_each(
-    "size, limit, lengths",
-    [
-        (0, 512 * MIB, []),
-        (1000, 512 * MIB, [1000]),
-        (7 * MIB, 512 * MIB, [7 * MIB]),
-        (7 * MIB, 16 * MIB, [2 * MIB] * 3 + [MIB]),
-        (20 * MIB, 512 * MIB, [8 * MIB] * 2 + [4 * MIB]),
-        (53 * MIB, 512 * MIB, [16 * MIB] * 3 + [5 * MIB]),
-    ],
-)
-def test_few_mib_come_from_a_near_store_with_one_request(size, limit, lengths):
-    parts = list(BufferPool(limit).parts(ByteRange(0, size), as_whole=True, near=True))
+    parts = list(BufferPool(limit).parts(ByteRange(0, size), as_whole=True, near=near))
     assert [len(part) for part in parts] == lengths
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]

@@ -52,14 +52,6 @@ async def test_one_listing_answers_all_names_of_a_directory(store, nursery):
     assert store.calls == {"list_page": 1}
 
 
-async def test_listing_of_many_pages_is_complete(store, nursery):
-    for n in range(95):
-        store.put(BUCKET, f"{n:03}", b"")
-    listing = (await make(store, nursery).directory(BUCKET, "")).value
-    assert len(listing) == 95
-    assert store.calls["list_page"] == 10
-
-
 @pytest.mark.parametrize("page_size", [10, 1000])
 async def test_large_pages_do_not_hold_up_other_requests(nursery, page_size):
     store = MemoryStore(page_size=page_size)

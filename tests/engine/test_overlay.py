@@ -67,17 +67,6 @@ async def test_a_later_listing_wins(lister: Lister, store: MemoryStore, clock: C
     assert await lister.find(B, "d/", b"new") is None
 
 
-async def test_an_earlier_listing_does_not(lister: Lister, store: MemoryStore):
-    async def change_during_list(call: str, bucket: Bucket | None, key: str) -> None:
-        if call == "list_page":
-            store.hook = None
-            lister.overlay.settle(B, "d/new", ObjectInfo("d/new", 4, "9"))
-
-    store.hook = change_during_list
-    assert await names(lister) == [b"old", b"new"]
-    assert (await lister.find(B, "d/", b"new")).value.version == "9"
-
-
 async def test_an_emptied_directory_stays_until_it_is_removed(
     lister: Lister, store: MemoryStore, clock: Clock
 ):

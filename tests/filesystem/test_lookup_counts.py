@@ -102,20 +102,6 @@ async def test_numbers_do_not_depend_on_the_order_of_looking(nursery: trio.Nurse
     assert len(set(different.values())) == len(different)
 
 
-@pytest.mark.parametrize("data", [b"same", b"diff", b"longer"])
-async def test_new_version_is_a_new_number_for_all_below(data: bytes, nursery: trio.Nursery):
-    bucket = Bucket()
-    user = User(build(bucket.store, nursery, **OFF))
-    bucket.change(ops.Put("dir/x", b"same"))
-    bucket.change(ops.Put("dir/x.tar", SHARD))
-    before = await numbers(user, bucket.state, Shards.FILE)
-    bucket.change(ops.Put("dir/x", data))
-    bucket.change(ops.Put("dir/x.tar", SHARD))
-    after = await numbers(user, bucket.state, Shards.FILE)
-    same = {path for path, ino in after.items() if before[path] == ino}
-    assert same == {(b"dir",)}
-
-
 # Lookup counts -----------------------------------------------------------------------------------
 
 

@@ -393,24 +393,6 @@ ENTER = {
 
 
 @pytest.mark.parametrize("enter", list(ENTER))
-async def test_shard_replaced_before_its_folder_is_entered_is_stale(enter: str, scene: Scene):
-    scene.put("x.tar", OLD)
-    ino = await scene.user.ino(b"x.tar.d")
-    scene.put("x.tar", NEW)
-    with pytest.raises(Stale):
-        await ENTER[enter](scene, ino)
-
-
-@pytest.mark.parametrize("enter", list(ENTER))
-async def test_shard_deleted_before_its_folder_is_entered_is_an_error(enter: str, scene: Scene):
-    scene.put("x.tar", OLD)
-    ino = await scene.user.ino(b"x.tar.d")
-    scene.store.delete(BUCKET, "x.tar")
-    with pytest.raises((Stale, NotFound)):
-        await ENTER[enter](scene, ino)
-
-
-@pytest.mark.parametrize("enter", list(ENTER))
 async def test_regression_3_folder_that_turned_out_stale_is_looked_up_anew(
     enter: str, scene: Scene
 ):

@@ -382,15 +382,6 @@ def test_readers_wait_for_bytes_and_order_hears_of_it():
     assert not members.told[-1][2]
 
 
-def test_no_room_no_push():
-    pusher, sender, _ = make((FIRST, Shard([1000] * 500)), room=0)
-    pusher.was_listed(directory_number(FIRST, 0))
-    for row in range(100):
-        read(pusher, sender, member_number(FIRST, row))
-    sender.run()
-    assert not sender.pages
-
-
 def test_the_reader_not_seen_for_longest_makes_room():
     one, two = Shard([4000] * 500), Shard([4000] * 500)
     pusher, sender, _ = make((FIRST, one), (SECOND, two), room=20 * 4096)

@@ -186,16 +186,6 @@ async def test_the_kernels_repeat_of_what_ran_into_its_deadline_fails_at_once(au
         await ask()
 
 
-async def test_a_question_after_the_repeat_is_answered(autojump_clock):
-    memory, store = stores(Failing(delay=1e6), deadline=30)
-    memory.put(B, "k", b"12345")
-    for said in ("given up after 30 s", "not asked again at once"):
-        with pytest.raises(DeadlineExceeded, match=said):
-            await store.head(B, "k")
-    memory.hook = None
-    assert (await store.head(B, "k")).size == 5
-
-
 async def test_a_batch_that_ran_into_its_deadline_is_not_followed_by_single_reads(autojump_clock):
     memory, store = stores(Failing(delay=1e6), deadline=30)
     infos = [memory.put(B, name, b"12345") for name in "ab"]

@@ -180,13 +180,6 @@ def test_the_folder_of_an_opened_tar_has_its_members_and_nothing_else(data, piec
 def test_without_the_option_they_are_files():
     data = entry(b"in.tar", entry(b"a", b"A") + END) + END
     assert scan(data, nesting=0).names() == [b"in.tar"]
-    assert everything(scan(data, nesting=0)) == everything(tar_of(data))
-
-
-def tar_of(data: bytes) -> MemberIndex:
-    scanner = TarScanner(len(data))
-    scanner.feed(data)
-    return scanner.finish()
 
 
 # What is opened ------------------------------------------------------------------------------

@@ -158,10 +158,6 @@ def test_prefetch_stops_when_shards_are_opened_at_random():
     assert queue.access is Access.RANDOM
 
 
-def test_first_shard_alone_prefetches_nothing():
-    assert prefetched([0, 0, 0], 147) == [[], [], []]
-
-
 @given(
     st.integers(0, 5),
     st.integers(0, 50),

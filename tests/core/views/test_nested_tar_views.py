@@ -5,14 +5,12 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.core.views.sample_views import flat_rows, samples_view
 from aisfs.core.views.spec import ViewSpec
 from aisfs.core.views.tree import MembersView, members_only
 from aisfs.settings import KeyRule, Shards
-from tests.core.archive.test_scanner import everything
 from tests.core.index.test_nested_tars import INNER, SOUP, nested, scan
 from tests.support.for_each import for_each
 from tests.support.tars import END, entry
@@ -144,7 +142,6 @@ def test_names_that_meet_are_listed_once_and_can_be_looked_up(data, shards):
         child = view.resolve(path.rstrip(b"/"))
         assert child is not None
         assert (child.directory is not None) == path.endswith(b"/")
-    assert everything(decode(encode(index))) == everything(index)
 
 
 def test_what_is_in_a_tar_in_the_shard_is_known():
@@ -160,15 +157,6 @@ def test_what_is_in_a_tar_in_the_shard_is_known():
 
 
 # What else knows of rows ---------------------------------------------------------------------
-
-
-@given(nested())
-@settings(max_examples=50, deadline=None)
-def test_an_index_with_inner_tars_can_be_stored(data):
-    index = scan(data)
-    again = decode(encode(index))
-    assert everything(again) == everything(index)
-    assert list(again.opened_tars()) == list(index.opened_tars())
 
 
 def test_only_what_has_bytes_of_its_own_is_pushed():
