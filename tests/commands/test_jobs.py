@@ -1,6 +1,5 @@
 """`aisfs sort` and `aisfs jobs` as processes against the embedded server."""
 
-import io
 import json
 import os
 import pty
@@ -8,9 +7,8 @@ import re
 import signal
 import tarfile
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,10 @@ from typing import Any
 import pytest
 
 from tests.mount.datasets import webdataset
+from tests.support.archives import make_tar
 from tests.support.mounts import environment
 from tests.support.preloaded import Preloader
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer, running_server, until
 
 SHARDS, SAMPLES = 5, 6
 DEADLINE = 60.0
@@ -29,15 +28,11 @@ ID = re.compile(r"srt-[A-Za-z0-9_-]+")
 
 
 def tar_of(names: Sequence[str]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name in names:
-            stem = name.partition(".")[0].removeprefix("dir/")
-            data = stem.encode() if name.endswith(".cls") else os.urandom(500) + name.encode()
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            tar.addfile(header, io.BytesIO(data))
-    return file.getvalue()
+    def content(name: str) -> bytes:
+        stem = name.partition(".")[0].removeprefix("dir/")
+        return stem.encode() if name.endswith(".cls") else os.urandom(500) + name.encode()
+
+    return make_tar([(name, content(name)) for name in names])
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +114,6 @@ def running(server: RunningServer, *words: str, terminal: int | None = None) -> 
 def run(server: RunningServer, *words: str, code: int = 0) -> tuple[str, str]:
     with running(server, *words) as command:
         return command.end(code)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def samples(path: Path) -> list[dict[str, Any]]:

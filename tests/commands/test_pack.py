@@ -24,6 +24,7 @@ from aisfs.core.names.listing import INDEX_DIRECTORY
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.model import ObjectInfo
 from tests.mount.datasets import WITHOUT_TORCH
+from tests.support.archives import make_tar
 from tests.support.mounts import finish
 from tests.support.preloaded import Preloader, Started
 from tests.support.publishing import everything, scanned
@@ -290,14 +291,6 @@ def test_objects_that_would_share_a_sample_are_refused(tmp_path, server):
     assert "22.05.jpg and 22.06.jpg would be one sample" in said.stderr
     run(*words, "--key-rule", "last-dot", endpoint=server.endpoint)
     assert webdataset_keys(tmp_path / "s.tar") == ["22_05", "22_06"]
-
-
-def test_parts_of_samples_stay_together(tmp_path):
-    names = [f"{n}.{part}" for n in (1, 2) for part in ("jpg", "json", "left.png", "right.png")]
-    names += ["3.jpg", "3.seg.png", "3.tar.gz"]
-    tree, shard = files_of(tmp_path / "tree", *names), tmp_path / "s.tar"
-    assert run("pack", tree, shard).stdout.startswith("3 samples: ")
-    assert webdataset_keys(shard) == ["1", "2", "3"]
 
 
 def test_what_readers_see_otherwise_is_said(tmp_path):
@@ -578,14 +571,10 @@ def test_a_truncated_shard_leaves_whole_files_only(tmp_path):
 
 def tar_of(*members):
     """Make a tar of members, each a name with a size or a content."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name, value in members:
-            data = os.urandom(value) if isinstance(value, int) else value
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            tar.addfile(header, io.BytesIO(data))
-    return file.getvalue()
+    return make_tar(
+        [(name, os.urandom(value) if isinstance(value, int) else value) for name, value in members],
+        mtime=0,
+    )
 
 
 @pytest.mark.parametrize("kind", ["checksum", "cut", "joined", "zeros"])

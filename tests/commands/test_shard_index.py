@@ -3,8 +3,6 @@
 import io
 import os
 import shutil
-import signal
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,10 @@ import requests
 import trio
 from rich.console import Console
 
-from aisfs.errors import AlreadyExists, BucketNotFound, ConfigError, SourceMissing, Unsupported
+from aisfs.errors import BucketNotFound, ConfigError, SourceMissing, Unsupported
 from aisfs.work.jobs import build_shard_indexes, prefixes_of
 from aisfs.work.shards import read_cluster_shards
+from tests.support.archives import make_tar
 from tests.support.for_each import for_each
 from tests.support.servers import RunningServer, running_server
 
@@ -24,13 +23,7 @@ DEADLINE = 60.0
 
 
 def tar_of(names: Sequence[str]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name in names:
-            header = tarfile.TarInfo(name)
-            header.size = 100
-            tar.addfile(header, io.BytesIO(os.urandom(100)))
-    return file.getvalue()
+    return make_tar({name: os.urandom(100) for name in names})
 
 
 @pytest.fixture(params=[1, 3])
@@ -84,29 +77,6 @@ async def test_indexes_are_built_and_counted(server: RunningServer) -> None:
     assert (again.shards, again.current, again.without) == (8, 7, ["ais://b/p/s-6.tar"])
     assert "p/s-6.tar" in again.errors[0]
     assert again.jobs[0].counts["skip-indexed"] == 5
-
-
-async def test_ctrl_c_stops_the_job_and_tells_what_is_indexed(server: RunningServer) -> None:
-    to, shown = console()
-    server.hold_jobs(3)  # the first is of the text
-    index = server.root / ".sys-shardidx"
-
-    async def interrupt() -> None:
-        await until(lambda: len(list(index.rglob("*.idx"))) == 2)
-        with pytest.raises(AlreadyExists, match="aisfs jobs"):
-            await build_shard_indexes(["ais://b/p/"], {}, server.endpoint, console()[0])
-        await until(lambda: "started job" in shown.getvalue())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(interrupt)
-        with trio.fail_after(DEADLINE):
-            done = await build_shard_indexes(["ais://b/"], {}, server.endpoint, to)
-    assert done.interrupted
-    assert done.jobs[0].failed
-    assert "asking the cluster to stop" in shown.getvalue()
-    assert done.current == 2
-    assert not done.complete
 
 
 async def test_what_cannot_be_indexed(tmp_path: Path) -> None:

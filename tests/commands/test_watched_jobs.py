@@ -9,7 +9,6 @@ import trio
 import trio.testing
 from rich.console import Console
 
-from aisfs.errors import ProtocolError
 from aisfs.stores.ais.jobs import Job, JobState
 from aisfs.work.jobs import Display, run_to_end
 
@@ -69,14 +68,6 @@ async def started() -> str:
     return "j1"
 
 
-async def test_a_job_that_ends_is_no_interruption(display, shown):
-    jobs = FakeJobs()
-    jobs.job = replace(RUNNING, state=JobState.FINISHED, done=10)
-    ended = await run_to_end(jobs, started, display)
-    assert not ended.stopped
-    assert shown.getvalue() == "aisfs: started job j1\naisfs: reading shards: 10 of 10\n"
-
-
 async def test_ctrl_c_before_the_job_is_there_stops_it_then(display, shown):
     jobs = FakeJobs()
 
@@ -116,10 +107,3 @@ async def test_twice_before_the_job_is_there(display):
 
     with pytest.raises(KeyboardInterrupt):
         await run_to_end(FakeJobs(), start, display)
-
-
-async def test_a_cluster_that_cannot_be_asked_is_an_error_of_its_own(display):
-    jobs = FakeJobs()
-    jobs.failure = ProtocolError("what?")
-    with pytest.raises(ProtocolError, match="what"):
-        await run_to_end(jobs, started, display)

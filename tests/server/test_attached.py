@@ -108,17 +108,6 @@ def test_what_is_removed_there_is_read_here(pair: Pair) -> None:
     assert pair.ask("GET", "k").status_code == 404
 
 
-def test_what_is_written_here_is_there(pair: Pair) -> None:
-    wrong = {"Ais-Checksum-Type": "xxhash2", "Ais-Checksum-Value": "0123456789abcdef"}
-    assert pair.ask("PUT", "a/k", data=b"1", headers=wrong).status_code == 500
-    stored = pair.ask("PUT", "a/k", data=b"content")
-    assert stored.headers["Ais-Version"] == "1"
-    assert pair.there("GET", "a/k").content == b"content"
-    assert pair.listed(flags="2048") == {"a/": {"name": "a/", "flags": 256}}
-    assert pair.ask("DELETE", "a/k").status_code == 200
-    assert pair.there("HEAD", "a/k").status_code == 404
-
-
 def test_custom_metadata_is_kept_with_the_copy(pair: Pair) -> None:
     change = {"action": "", "value": {"who": "you"}}
     pair.there("PUT", "k", data=b"1")

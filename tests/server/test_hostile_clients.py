@@ -16,6 +16,7 @@ import pytest
 import requests
 
 from aisfs.openat2 import open_beneath
+from tests.support.for_each import for_each
 from tests.support.servers import RunningServer, running_server
 
 AT_TARGET = "pid=p&utm=1"
@@ -86,7 +87,7 @@ CLIMBING = {
 }
 
 
-@pytest.mark.parametrize("request_", CLIMBING.values(), ids=CLIMBING.keys())
+@for_each("request_", CLIMBING.values())
 def test_jobs_stay_in_the_served_directory(
     server: RunningServer, outside: Path, request_: tuple[str, str, object]
 ) -> None:
@@ -233,7 +234,7 @@ ODD_BODIES = {
 }
 
 
-@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES.keys())
+@for_each("body", ODD_BODIES.values())
 def test_odd_control_messages_are_refused(server: RunningServer, body: bytes) -> None:
     for method in ("GET", "POST", "DELETE", "PUT", "PATCH"):
         reply = requests.request(

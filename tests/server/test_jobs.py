@@ -1,20 +1,17 @@
 """Jobs of the embedded server: they run after their start was answered, and end as AIStore's do."""
 
 import io
-import random
 import tarfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from aistore.sdk import Client
 
-from aisfs.model import ObjectInfo
-from aisfs.stores.ais.shard_index import decode_shard_index
-from tests.support.servers import RunningServer, running_server
+from tests.support.archives import make_tar
+from tests.support.for_each import for_each
+from tests.support.servers import RunningServer, running_server, until
 
 DEADLINE = 60.0
 GONE = 410
@@ -34,33 +31,14 @@ def server(root: Path) -> Iterator[RunningServer]:
         assert "Traceback" not in running.log()
 
 
-@pytest.fixture
-def http() -> Iterator[requests.Session]:
-    with requests.Session() as session:
-        yield session
-
-
 def shard(names: list[str], **contents: bytes) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name in names:
-            data = contents.get(name.rpartition(".")[2], name.encode() * 100)
-            header = tarfile.TarInfo(name)
-            header.size = len(data)
-            tar.addfile(header, io.BytesIO(data))
-    return file.getvalue()
+    return make_tar(
+        (name, contents.get(name.rpartition(".")[2], name.encode() * 100)) for name in names
+    )
 
 
 def put(http: requests.Session, server: RunningServer, key: str, data: bytes) -> None:
     http.put(f"{server.endpoint}/v1/objects/b/{key}", data=data).raise_for_status()
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -122,38 +100,6 @@ def sorting(server: RunningServer, http: requests.Session) -> Sorting:
     return Sorting(server, http)
 
 
-def test_a_sort_keeps_samples_whole_and_runs_in_phases(sorting: Sorting) -> None:
-    for number in range(2):
-        names = [f"{name}{number}.{kind}" for name in "ba" for kind in ("im.jpg", "cls")]
-        put(sorting.http, sorting.server, f"in-{number}.tar", shard([*names, "same.cls"]))
-    sorting.server.hold_jobs(1)
-    uuid = sorting.start(description="by name")
-    until(lambda: sorting.info(uuid)["loc-objs"] == "1")
-    half = sorting.info(uuid)
-    assert half["Metrics"]["local_extraction"]["running"]
-    assert half["Metrics"]["local_extraction"]["total_count"] == "3"
-    assert half["finish_time"].startswith("0001-01-01")
-    assert not half["archived"]
-    assert not half["aborted"]
-    listed = sorting.http.get(sorting.url, params={"only_active": "true"}).json()
-    assert [each["id"] for each in listed] == [uuid]
-    busy = sorting.http.delete(sorting.url, params={"uuid": uuid})
-    assert busy.status_code == 400
-    assert "still in progress" in busy.json()["message"]
-    sorting.server.hold_jobs(None)
-    done = sorting.end(uuid)
-    assert done["Metrics"]["description"] == "by name"
-    assert sorting.created(done) == "3"
-    # One record is all up to the first dot; the same name in two shards is two records.
-    assert sorting.names("s-0.tar") == ["a0.im.jpg", "a0.cls", "a1.im.jpg", "a1.cls"]
-    assert sorting.names("s-1.tar") == ["b0.im.jpg", "b0.cls", "b1.im.jpg", "b1.cls"]
-    assert sorting.names("s-2.tar") == ["same.cls", "same.cls"]
-    assert sorting.http.get(sorting.url, params={"only_active": "true"}).json() == []
-    assert sorting.http.delete(f"{sorting.url}/abort?uuid={uuid}").status_code == GONE
-    assert sorting.http.delete(sorting.url, params={"uuid": uuid}).status_code == 200
-    assert sorting.http.get(sorting.url, params={"uuid": uuid}).status_code == 404
-
-
 def test_the_orders_of_a_sort(sorting: Sorting) -> None:
     for number, label in enumerate((b"20", b"3", b"100")):
         put(sorting.http, sorting.server, f"in-{number}.tar", shard([f"k{number}.cls"], cls=label))
@@ -204,24 +150,7 @@ def test_a_sort_that_fails_says_so_in_its_state(
     assert sorting.created(done) == "0"
 
 
-def test_an_aborted_sort_keeps_the_shards_it_has_made(sorting: Sorting) -> None:
-    for number in range(3):
-        put(sorting.http, sorting.server, f"in-{number}.tar", shard([f"{number}.txt"]))
-    sorting.server.hold_jobs(4)
-    uuid = sorting.start(output_shard_size="1")
-    until(lambda: sorting.created(sorting.info(uuid)) == "1")
-    abort = f"{sorting.url}/abort"
-    assert sorting.http.delete(abort, params={"uuid": uuid}).status_code == 200
-    done = sorting.end(uuid)
-    assert done["aborted"]
-    assert done["Metrics"]["errors"][0].endswith(f"[dsort] {uuid} aborted")
-    assert sorting.names("s-0.tar") == ["0.txt"]
-    unknown = sorting.http.delete(abort, params={"uuid": "srt-nosuchid1"})
-    assert (unknown.status_code, unknown.json()["tcode"]) == (404, "ErrNotFound")
-    assert sorting.http.get(f"{sorting.url}/more").status_code == 400
-
-
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"output_format": "s"},
@@ -238,31 +167,6 @@ def test_a_specification_that_cannot_be_is_refused_with_a_reason(
     refused = sorting.http.post(sorting.url, json=spec(**changes))
     assert refused.status_code == 400
     assert "[dsort] parse-spec: invalid" in refused.json()["message"]
-
-
-def test_a_sort_is_refused_with_a_reason(sorting: Sorting) -> None:
-    for changes, status in (
-        ({"input_bck": {}}, 400),
-        ({"input_bck": {"name": "none"}}, 404),
-        ({"dsorter_type": ""}, 400),
-        ({"input_extension": ".zip"}, 501),
-    ):
-        assert sorting.http.post(sorting.url, json=spec(**changes)).status_code == status
-
-
-def test_builds_without_jobs(root: Path, http: requests.Session) -> None:
-    with running_server(root, without_jobs=["dsort", "index-shard"]) as server:
-        url = f"{server.endpoint}/v1/sort"
-        refused = http.post(url, json=spec())
-        assert refused.status_code == 501
-        assert refused.text == "dsort not enabled (build with -tags=dsort)\n"
-        assert http.delete(f"{url}/abort?uuid=srt-x").status_code == 501
-        assert http.get(url, params={"uuid": "srt-x"}).json() == []
-        index = {"action": "index-shard", "value": {}}
-        assert http.post(f"{server.endpoint}/v1/buckets/b", json=index).status_code == 400
-        asked = {"kind": "index-shard"}
-        query = f"{server.endpoint}/v1/cluster?what=qryxstats"
-        assert http.get(query, json=asked).status_code == 400
 
 
 # Shard indexes -------------------------------------------------------------------------------
@@ -298,50 +202,67 @@ class Indexing:
         return self.server.root / ".sys-shardidx" / "ais" / "@#" / "b" / f"{key}.idx"
 
 
+def test_a_sort_is_listed_while_it_runs_and_removed_only_when_it_has_ended(
+    sorting: Sorting,
+) -> None:
+    for number in range(2):
+        put(sorting.http, sorting.server, f"in-{number}.tar", shard([f"{number}.txt"]))
+    sorting.server.hold_jobs(1)
+    uuid = sorting.start(description="by name")
+    until(lambda: sorting.info(uuid)["loc-objs"] == "1")
+    half = sorting.info(uuid)
+    assert half["Metrics"]["local_extraction"]["running"]
+    assert half["finish_time"].startswith("0001-01-01")
+    listed = sorting.http.get(sorting.url, params={"only_active": "true"}).json()
+    assert [each["id"] for each in listed] == [uuid]
+    busy = sorting.http.delete(sorting.url, params={"uuid": uuid})
+    assert busy.status_code == 400
+    assert "still in progress" in busy.json()["message"]
+    sorting.server.hold_jobs(None)
+    assert sorting.end(uuid)["Metrics"]["description"] == "by name"
+    assert sorting.http.get(sorting.url, params={"only_active": "true"}).json() == []
+    assert sorting.http.delete(f"{sorting.url}/abort?uuid={uuid}").status_code == GONE
+    assert sorting.http.delete(sorting.url, params={"uuid": uuid}).status_code == 200
+    assert sorting.http.get(sorting.url, params={"uuid": uuid}).status_code == 404
+    unknown = sorting.http.delete(f"{sorting.url}/abort", params={"uuid": "srt-nosuchid1"})
+    assert (unknown.status_code, unknown.json()["tcode"]) == (404, "ErrNotFound")
+
+
+def test_a_sort_is_refused_with_a_reason(sorting: Sorting) -> None:
+    for changes, status in (
+        ({"input_bck": {}}, 400),
+        ({"input_bck": {"name": "none"}}, 404),
+        ({"dsorter_type": ""}, 400),
+        ({"input_extension": ".zip"}, 501),
+    ):
+        assert sorting.http.post(sorting.url, json=spec(**changes)).status_code == status
+
+
 @pytest.fixture
 def indexing(server: RunningServer, http: requests.Session) -> Indexing:
     return Indexing(server, http)
 
 
-def test_shards_are_indexed_and_indexes_renewed(indexing: Indexing) -> None:
+def test_an_index_is_renewed_if_it_is_verified_and_goes_with_its_shard(indexing: Indexing) -> None:
     http, server = indexing.http, indexing.server
-    contents = {}
     for key in ("p/a.tar", "p/b.tar", "q/c.tar"):
-        names = [f"{random.randrange(10**9)}.txt" for _ in range(5)]
-        contents[key] = shard([*names, "x" * 150, names[0]])
-        put(http, server, key, contents[key])
+        put(http, server, key, shard(["a.txt"]))
     put(http, server, "p/damaged.tar", b"no tar" * 1000)
     put(http, server, "p/note.txt", b"text")
     done = indexing.run(prefix="p/")
     assert done["ctlmsg"] == "prefix:p/, skip-nontar:1, index:2, errs:1"
-    assert done["stats"]["loc-objs"] == "2"
     assert "p/damaged.tar" in done["err"]
-    assert not done["aborted"]
     assert not indexing.index("q/c.tar").exists()
-
-    def current(key: str) -> bool:
-        head = http.head(f"{server.endpoint}/v1/objects/b/{key}", allow_redirects=True)
-        value = head.headers["Ais-Checksum-Value"]
-        info = ObjectInfo(key, len(contents[key]), "1", f"xxhash2:{value}", 0)
-        return indexing.index(key).exists() and bool(
-            decode_shard_index(indexing.index(key).read_bytes(), info)
-        )
-
-    contents["p/b.tar"] = shard(["other.txt", "more.txt"])
-    put(http, server, "p/b.tar", contents["p/b.tar"])
-    assert indexing.index("p/b.tar").exists()
-    assert not current("p/b.tar")
+    put(http, server, "p/b.tar", shard(["other.txt"]))
+    stale = indexing.index("p/b.tar").read_bytes()
     assert indexing.run(**{"skip-verify": True})["ctlmsg"].startswith(
         "skip-verify:true, skip-nontar:1, skip-indexed:2, index:1"
     )
-    assert not current("p/b.tar")
+    assert indexing.index("p/b.tar").read_bytes() == stale
     assert "skip-indexed:2, re-stale:1" in indexing.run()["ctlmsg"]
-    assert current("p/b.tar")
-    # A member comes twice in the others, which such an index does not say: it is there, and refused.
-    assert indexing.index("p/a.tar").exists()
+    assert indexing.index("p/b.tar").read_bytes() != stale
     http.delete(f"{server.endpoint}/v1/objects/b/p/b.tar").raise_for_status()
     assert not indexing.index("p/b.tar").exists()
-    assert [b.name for b in Client(server.endpoint).cluster().list_buckets()] == ["b"]
 
 
 def test_a_job_is_followed_and_stopped(indexing: Indexing) -> None:

@@ -11,6 +11,7 @@ import requests
 from aisfs.server.storage.objects import Storage
 from aisfs.server.storage.records import Record
 from aisfs.server.storage.traps import Kindness
+from tests.support.for_each import for_each
 from tests.support.servers import RunningServer, running_server
 
 
@@ -25,12 +26,6 @@ def server(tmp_path: Path, traps: bool) -> Iterator[RunningServer]:
     with running_server(tmp_path / "served", traps=traps) as running:
         yield running
         assert "Traceback" not in running.log()
-
-
-@pytest.fixture
-def http() -> Iterator[requests.Session]:
-    with requests.Session() as session:
-        yield session
 
 
 def answer(reply: requests.Response) -> tuple[int, str]:
@@ -59,7 +54,7 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "action"), UNSUPPORTED)
+@for_each("method, path, action", UNSUPPORTED)
 def test_what_is_not_offered_is_501(
     server: RunningServer, http: requests.Session, method: str, path: str, action: str | None
 ) -> None:
@@ -83,8 +78,8 @@ def test_the_log_of_a_node_is_501_by_way_of_the_proxy(
     assert answer(http.get(url, headers={"Ais-Node-Id": node})) == (501, "ErrUnsupp")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "action", "refusal"),
+@for_each(
+    "method, path, action, refusal",
     [
         ("GET", "daemon?what=nosuch", None, (400, "")),
         ("GET", "cluster?what=log", None, (400, "")),

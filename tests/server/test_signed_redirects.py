@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -32,21 +32,6 @@ def location(method: str, address: str, length: int = 0) -> str:
         asked = requests.Request(method, address).prepare()
         asked.headers.update(headers)
         return http.send(asked, allow_redirects=False).headers["Location"]
-
-
-def test_a_redirect_is_followed(server: RunningServer) -> None:
-    with requests.Session() as http:
-        for key in ("a", "a%20b", "%E2%82%AC", "q%3Fx", "d/%25"):
-            assert http.put(url(server, key), data=b"content").status_code == 200
-            assert http.get(url(server, key)).content == b"content"
-            assert http.head(url(server, key), allow_redirects=True).status_code == 200
-            assert http.delete(url(server, key)).status_code == 200
-        query = parse_qs(urlsplit(location("GET", url(server, "b"))).query)
-        assert {"pid", "utm", "vpams", "x", "u"} == query.keys()
-        assert len(query["u"][0]) == 86
-        message = {"in": [{"objname": "b"}], "coer": True, "onob": True, "strm": True}
-        batch = http.get(f"{server.endpoint}/v1/ml/moss/b", json=message)
-        assert batch.status_code == 200
 
 
 def test_it_holds_for_what_was_asked_and_nothing_else(server: RunningServer) -> None:

@@ -23,12 +23,6 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
         assert "Traceback" not in running.log()
 
 
-@pytest.fixture
-def http() -> Iterator[requests.Session]:
-    with requests.Session() as session:
-        yield session
-
-
 def url(server: RunningServer, key: str, bucket: str = "b") -> str:
     return f"{server.endpoint}/v1/objects/{bucket}/{key}"
 
@@ -89,15 +83,6 @@ def test_what_is_put_while_targets_are_missing_is_acknowledged_and_not_there_aft
     assert http.get(f"{server.endpoint}/v1/health?prr=true").status_code == 503
     after = {key: http.get(url(server, key)).content for key in KEYS}
     assert after == {key: b"old" if key in hidden else b"new" for key in KEYS}
-
-
-def test_a_proxy_that_has_just_started(tmp_path: Path, http: requests.Session) -> None:
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "x").write_bytes(b"1")
-    with running_server(tmp_path, targets=2, joined=0) as server:
-        assert http.get(url(server, "x")).status_code == 400
-        server.join(2)
-        assert http.get(url(server, "x")).content == b"1"
 
 
 def test_a_shard_index_is_with_its_shard(server: RunningServer, http: requests.Session) -> None:

@@ -27,12 +27,6 @@ def server(tmp_path: Path, traps: bool) -> Iterator[RunningServer]:
         assert "Traceback" not in running.log()
 
 
-@pytest.fixture
-def http() -> Iterator[requests.Session]:
-    with requests.Session() as session:
-        yield session
-
-
 def url(server: RunningServer, key: str) -> str:
     return f"{server.endpoint}/v1/objects/b/{key}"
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,3 +209,12 @@ def _signal_group(process: Started, number: int, only_leader: bool = False) -> N
         return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until a condition holds; return what it gives."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import obstore
 import pytest
 import requests
 from aistore.botocore_patch import botocore as _follows_redirects  # noqa: F401 - the name says it
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from obstore.exceptions import GenericError
-from obstore.store import S3Store
 
 from tests.support.servers import RunningServer, running_server
 
@@ -88,41 +85,6 @@ def test_a_token_goes_where_signatures_leave_room(root: Path) -> None:
             boto(server, "wrong").get_object(Bucket="b", Key="o")
         bearer = {"Authorization": "Bearer open"}
         assert requests.get(f"{server.endpoint}/s3/b/o", headers=bearer).content == b"x"
-
-
-def test_obstore_reads_and_lists(server: RunningServer, root: Path) -> None:
-    fill(root)
-    store = S3Store(
-        "b",
-        endpoint=f"{server.endpoint}/s3",
-        access_key_id="any",
-        secret_access_key="thing",
-        region="us-east-1",
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
-    assert bytes(obstore.get_range(store, KEY, start=1, end=3)) == b"ex"
-    listed = {entry["path"]: entry for entry in obstore.list(store).collect()}
-    assert set(listed) == {KEY, "big"}
-    assert listed["big"]["e_tag"] == obstore.head(store, "big")["e_tag"]
-    found = obstore.list_with_delimiter(store)
-    assert list(found["common_prefixes"]) == ["d"]
-
-
-def test_obstore_cannot_send_a_body_through_aistores_redirects(root: Path) -> None:
-    (root / "b" / "o").write_text("x")
-    with running_server(root, traps=True) as server:
-        store = S3Store(
-            "b",
-            endpoint=f"{server.endpoint}/s3",
-            skip_signature=True,
-            client_options={"allow_http": True},
-            retry_config={"max_retries": 0},
-        )
-        assert bytes(obstore.get(store, "o").bytes()) == b"x"
-        with pytest.raises(GenericError, match="307"):
-            obstore.put(store, "o", b"y")
-    assert (root / "b" / "o").read_text() == "x"
 
 
 def test_rclone_copies_and_lists(server: RunningServer, root: Path, tmp_path: Path) -> None:
