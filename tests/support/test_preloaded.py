@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.for_each import for_each
 from tests.support.mounts import environment, eventually
 from tests.support.preloaded import Preloader, Started
 
@@ -112,8 +113,8 @@ def outcome(start: Start, place: Path, *words: str, said: bytes = b"", **how) ->
     [environment(), environment({"PYTHONUNBUFFERED": "1"})],
     ids=["buffered", "unbuffered"],
 )
-@pytest.mark.parametrize(
-    ("words", "how"),
+@for_each(
+    "words, how",
     [
         ((), {}),
         (("a b", "", "ü"), {"stdin": subprocess.PIPE, "said": "line\nü".encode()}),
@@ -121,7 +122,6 @@ def outcome(start: Start, place: Path, *words: str, said: bytes = b"", **how) ->
         (("exit", "3"), {}),
         (("fail", "reason"), {}),
     ],
-    ids=["plain", "words and stdin", "session", "exit code", "exception"],
 )
 def test_is_as_a_new_process(words, how, env, place: Path, preloader: Preloader):
     warm = outcome(preloader.start, place, *words, env=env, **how)
@@ -144,7 +144,7 @@ def test_variables_and_mask_are_those_of_the_command(env, place: Path, preloader
     assert warm[0]["umask"] == cold[0]["umask"] == "0027"
 
 
-@pytest.mark.parametrize("name", ["LANG", "PYTHONHASHSEED", "TZ", "SSL_CERT_FILE"])
+@for_each("name", ["LANG", "PYTHONHASHSEED", "TZ", "SSL_CERT_FILE"])
 def test_what_may_be_read_while_loading_makes_a_new_process(
     name, env, place: Path, preloader: Preloader
 ):
@@ -161,7 +161,7 @@ def test_more_words_than_there_is_room_for_make_a_new_process(
     assert found["words"] == ["x" * 9000]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@for_each("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_end_it(number, env, place: Path, preloader: Preloader):
     codes = []
     for start in (preloader.start, anew):
@@ -180,7 +180,7 @@ def test_signals_end_it(number, env, place: Path, preloader: Preloader):
     assert codes[0] == codes[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
+@for_each("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
 def test_it_ignores_what_its_starter_ignores(number, env, place: Path, preloader: Preloader):
     codes = []
     for start in (preloader.start, anew):
