@@ -399,13 +399,15 @@ class StagingArea:
         self._unsent = 0
         self._fails = False
         """Whether it was logged that the disk fails."""
-        self._session = directory / uuid.uuid4().hex[:12]
+        name = uuid.uuid4().hex[:12]
+        self._session, fresh = directory / name, directory / f".{name}"
         try:
             locks.make_directory(directory)
-            self._session.mkdir(mode=0o700)
+            fresh.mkdir(mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock = os.open(self._session / LOCK, flags, 0o600)
+            self._lock = os.open(fresh / LOCK, flags, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fresh.rename(self._session)  # locked: another process would take it for a dead one
             adopt_dead_sessions(directory)
         except OSError as error:
             raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
