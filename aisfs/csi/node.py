@@ -6,7 +6,7 @@ import click
 
 from aisfs.commands.guide import Documented
 from aisfs.commands.options import LOGS, Exit, own_option, setting, settings, start_logging
-from aisfs.csi.volumes import IO_TIMEOUT_MOST, SCHEMES, Permitted
+from aisfs.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.system.daemon import loading
 
 

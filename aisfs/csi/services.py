@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from aisfs.csi import csi_pb2
 from aisfs.csi.controller import Controller
 from aisfs.csi.mounter import Mounter, Status
+from aisfs.csi.permitted import Permitted
 from aisfs.csi.targets import (
     ANSWER_SECONDS,
     PUBLISHES_AT_ONCE,
@@ -29,7 +30,7 @@ from aisfs.csi.targets import (
     Targets,
     facts_of,
 )
-from aisfs.csi.volumes import Code, Permitted, VolumeError, code_of, parse_volume
+from aisfs.csi.volumes import Code, VolumeError, code_of, parse_volume
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.fuse import mountpoint
 from aisfs.redaction import escaped

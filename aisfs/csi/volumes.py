@@ -1,4 +1,4 @@
-"""What a volume asks for, and may: its attributes, mount options and secrets as settings of a mount.
+"""What a volume asks for: its attributes, mount options and secrets as settings of a mount.
 
 The authors of pods write them, so there is a list of what is allowed. Nothing on it names a file of the
 node or a host that its operator did not permit, takes its disk or memory beyond what the mounter's own
@@ -16,12 +16,13 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from aisfs.core.names.reach import GRANTABLE, Reach
+from aisfs.core.names.reach import Reach
 from aisfs.core.names.sources import BucketSource, DatasetSource, parse_source
 from aisfs.core.names.urls import split_url
 from aisfs.core.views.spec import LabelSource
 from aisfs.csi import identity
 from aisfs.csi.identity import CLOUD_TOKEN, POD_TOKEN, TOKENS, Cloud
+from aisfs.csi.permitted import NOTHING_MORE, Permitted
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -36,39 +37,6 @@ from aisfs.errors import (
 from aisfs.mount.plan import SourcePlan
 from aisfs.settings import ClusterSettings
 from aisfs.settings.values import KNOWN, flag_of
-
-SCHEMES = GRANTABLE
-IO_TIMEOUT_MOST: float = 300
-"""Seconds, unless the operator says otherwise: many times the default, and not for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class Permitted:
-    """What the operator of a node lets volumes ask for."""
-
-    schemes: tuple[str, ...] = ()
-    """Besides those of AIStore."""
-    hosts: tuple[str, ...] = ()
-    """Web servers and endpoints, as `HOST` or `HOST:PORT`."""
-    io_timeout: float = IO_TIMEOUT_MOST
-    """Most seconds that a volume may set."""
-    audience: str = ""
-    """Of the pod's token that AIStore gets, if the volume has none of its own; empty for none."""
-
-    def __post_init__(self) -> None:
-        for host in self.hosts:
-            bucket, key = split_url(f"http://{host}")
-            if key or bucket.name != host.lower():
-                raise ConfigError(f"--allow-host {host}: expected HOST or HOST:PORT")
-
-    @property
-    def reach(self) -> Reach:
-        """Which places volumes may name."""
-        return Reach.of_tenant(self.schemes, self.hosts)
-
-
-NOTHING_MORE = Permitted()
-
 
 ALLOWED = frozenset(name for name, option in KNOWN.items() if option.tenants)
 """Options of `aisfs mount` that a volume may set."""

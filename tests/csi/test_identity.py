@@ -16,7 +16,8 @@ from urllib.parse import parse_qs
 import grpc
 import pytest
 
-from aisfs.csi.volumes import Permitted, parse_volume
+from aisfs.csi.permitted import Permitted
+from aisfs.csi.volumes import parse_volume
 from aisfs.errors import ConfigError
 from tests.csi.conftest import MODES, Kubelet, running_kubelet
 from tests.csi.test_driver import refusal

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from aisfs.csi.identity import ATTRIBUTES
-from aisfs.csi.volumes import ALLOWED, Permitted, Secrets, check_endpoint, check_plan, parse_volume
+from aisfs.csi.permitted import Permitted
+from aisfs.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
 from aisfs.errors import ConfigError
 from aisfs.mount.plan import plan_mount
 from aisfs.settings import ALL_SETTINGS
