@@ -1,6 +1,7 @@
 """Listings on disk: what comes back is what was kept, young enough, whole, and nobody else's."""
 
 import os
+import stat
 from collections import Counter
 
 import pytest
@@ -125,6 +126,24 @@ def test_damage_is_a_miss_and_removed(tmp_path_factory, data):
     file.write_bytes(raw)
     assert store.get(BUCKET, "p/") is None
     assert files(path) == []
+
+
+def test_only_the_owner_can_read_it(tmp_path, clock):
+    old = os.umask(0)
+    try:
+        cache(tmp_path / "new", clock).put(BUCKET, "p/", listing(), 0.0)
+    finally:
+        os.umask(old)
+    (file,) = files(tmp_path)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_what_another_user_has_put_there_is_a_miss(tmp_path, clock, monkeypatch):
+    store = cache(tmp_path, clock)
+    store.put(BUCKET, "p/", listing(), 0.0)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert store.get(BUCKET, "p/") is None
 
 
 def test_link_or_pipe_in_its_place_is_a_miss(tmp_path, clock):

@@ -12,7 +12,7 @@ from aisfs.model import Bucket, Provider
 from aisfs.redaction import shown
 from aisfs.settings import ClusterSettings
 from aisfs.stores.pipeline import CallPipeline
-from aisfs.stores.web import HostHeaders, WebStore
+from aisfs.stores.web import HostHeaders, WebStore, _next_url
 from tests.stores.ais.scripted_server import Seen, reply, scripted_server
 from tests.stores.web.mini_site import DATA, MiniSite, read, store_over
 from tests.support.for_each import for_each
@@ -70,6 +70,13 @@ async def test_redirects_to_nowhere(location):
     async with store_over(front, deadline=3) as (store, bucket, _):
         with pytest.raises(ProtocolError, match="redirected"):
             await store.head(bucket, "k")
+
+
+def test_a_redirect_never_leads_away_from_https():
+    with pytest.raises(ProtocolError, match="away from https, to http://h/y"):
+        _next_url("k", "https://h/x", "http://h/y?sig=1")
+    assert _next_url("k", "https://h/x", "https://other/y") == "https://other/y"
+    assert _next_url("k", "http://h/x", "https://h/x") == "https://h/x"
 
 
 @pytest.mark.parametrize(
