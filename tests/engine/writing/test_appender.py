@@ -168,6 +168,39 @@ async def test_who_leads_is_cancelled_and_the_others_go_on(store: MemoryStore, a
     assert sorted(name for name, _ in await members(store)) == ["a", "b", "c"]
 
 
+async def test_who_leads_others_is_cancelled_and_they_go_on(store: MemoryStore, appender: Appender):
+    under_way = [trio.Event(), trio.Event()]
+    go_on = trio.Event()
+    uploads = iter(range(100))
+
+    async def hook(method: str, bucket: Bucket | None, key: str) -> None:
+        if method == "upload" and (number := next(uploads)) < 2:
+            under_way[number].set()
+            if number:
+                await trio.sleep_forever()
+            await go_on.wait()
+
+    store.hook = hook
+    scope = trio.CancelScope()
+
+    async def lead() -> None:
+        with scope:
+            await appender.append(B, "s.tar", new("leader", b"l"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(appender.append, B, "s.tar", new("first", b"f"))
+        await under_way[0].wait()
+        nursery.start_soon(lead)
+        await trio.testing.wait_all_tasks_blocked()
+        for name in "abc":
+            nursery.start_soon(appender.append, B, "s.tar", new(name, b"x"))
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+        await under_way[1].wait()
+        scope.cancel()
+    assert sorted(name for name, _ in await members(store)) == ["a", "b", "c", "first"]
+
+
 async def test_each_who_waits_gets_an_error_of_his_own(store: MemoryStore, appender: Appender):
     async def hook(method: str, bucket: Bucket | None, key: str) -> None:
         if method == "upload":

@@ -17,7 +17,7 @@ from aisfs.engine.writing.journal import Journal, JournalEntry, NewEntry, Outcom
 from aisfs.engine.writing.on_disk import StagedRecord
 from aisfs.engine.writing.staging import StagingArea
 from aisfs.engine.writing.unsent import adopt_dead_sessions, unsent_files
-from aisfs.errors import OutOfSpace, Unavailable
+from aisfs.errors import AisfsError, OutOfSpace, Unavailable
 from aisfs.model import Bucket
 from tests.support.mounts import eventually
 
@@ -125,8 +125,15 @@ async def test_what_was_torn_is_told_and_what_follows_is_not_lost(
     assert left_by(area, tmp_path) == ["k0", "k2"]
 
 
+@pytest.mark.parametrize(
+    ("error", "refusal"), [(errno.ENOSPC, OutOfSpace), (errno.EIO, Unavailable)]
+)
 def test_what_was_told_as_failed_is_not_found_although_the_disk_has_it(
-    area: StagingArea, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: int,
+    refusal: type[AisfsError],
+    area: StagingArea,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ):
     calls, free, write = iter(range(100)), threading.Event(), segments.write_through
 
@@ -135,7 +142,7 @@ def test_what_was_told_as_failed_is_not_found_although_the_disk_has_it(
         if call == 1:
             free.wait(60)
         if call == 3:
-            raise OSError(errno.ENOSPC, "the disk is full")
+            raise OSError(error, "the disk refuses it")
         return write(descriptor, data[:-100] if call == 2 else data, start)
 
     monkeypatch.setattr(segments, "write_through", fill_up)
@@ -152,7 +159,7 @@ def test_what_was_told_as_failed_is_not_found_although_the_disk_has_it(
     of(area).put(told.append, NewEntry(record=RECORDS[3], content=b"cut off" * 100))
     free.set()
     assert eventually(lambda: len(told) == 4)
-    assert [type(one) for one in told[2:]] == [OutOfSpace, OutOfSpace]
+    assert [type(one) for one in told[2:]] == [refusal, refusal]
     assert left_by(area, tmp_path / "first") == ["k0", "k1"]
     of(area).end([kept])  # for this the full disk has room still
     assert eventually(lambda: left_by(area, tmp_path / str(next(calls))) == ["k1"])
