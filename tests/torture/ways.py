@@ -466,7 +466,8 @@ class Writer:
                 os.fsync(file.fileno())
 
         content = known[:offset] + piece + known[offset + len(piece) :]
-        self.edit("mmap", path, content, act, steps=True)  # the kernel may write pages later
+        # The kernel may write pages later.
+        self.edit("mmap", path, content, lambda: _in_child(act), steps=True)
 
     def unlink(self) -> None:
         path = self.a_file_or_not()
@@ -767,6 +768,24 @@ def _run(command: list[str], content: bytes) -> None:
         reasons = [line.rpartition(": ")[2] for line in done.stderr.decode().splitlines()]
         number = next((_ERRNOS[reason] for reason in reasons if reason in _ERRNOS), 0)
         raise OSError(number, reasons[0] if reasons else "")
+
+
+def _in_child(work: Callable[[], None]) -> None:
+    """Do something in a process of its own: one that touches a mapping of a daemon that was killed gets SIGBUS."""
+    child = os.fork()
+    if not child:
+        number = errno.EIO
+        try:
+            work()
+            number = 0
+        except OSError as error:
+            number = error.errno or number
+        finally:
+            os._exit(number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        number = code if code > 0 else errno.EIO
+        raise OSError(number, os.strerror(number))
 
 
 def _tar_of(members: dict[str, bytes], more_than: bytes = b"") -> bytes:
