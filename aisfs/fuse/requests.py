@@ -20,6 +20,7 @@ import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +71,7 @@ class _Request(Protocol):
 RequestT = TypeVar("RequestT", bound=_Request)
 
 
-class TrioRequests(Generic[RequestT]):
+class TrioRequests(ABC, Generic[RequestT]):
     """Requests on their way from the dispatcher to the trio thread, whose waking costs more than most of them, and back."""
 
     def __init__(self, pending: Pending, metrics: Metrics) -> None:
@@ -119,13 +120,13 @@ class TrioRequests(Generic[RequestT]):
             else:
                 self._begin(self._nursery, request)
 
+    @abstractmethod
     def _begin(self, nursery: trio.Nursery, request: RequestT) -> None:
         """Do what need not wait; the rest gets a task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _subject(self, request: RequestT) -> str:
         """Return what a request is about, for the log."""
-        raise NotImplementedError
 
     @any_thread
     def _refuse(self, request: RequestT) -> None:
