@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import trio
+
 from aisfs.cache.names import WOULD_WAIT, DirectoryId, WouldWait
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.names.inodes import ROOT, directory_number, member_number, slot_of, split_member
@@ -53,6 +55,7 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     describe,
 )
+from aisfs.filesystem.takeover import FileName, NumberLog
 from aisfs.filesystem.trees import Names
 from aisfs.filesystem.written import NameChanges, WrittenFile
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -90,6 +93,10 @@ class Kernel(Protocol):
         Not for requests during which the kernel holds the lock of the directory `parent`.
         """
         ...
+
+
+SHORTEN_SECONDS = 1.0
+"""How often it is looked how long the log of inode numbers is."""
 
 
 class FileSystem:
@@ -181,6 +188,39 @@ class FileSystem:
             await change.over.wait()
             if ino in change.gone:
                 raise NameGone("it was removed or replaced while it was being opened")
+
+    def take_over(self, log: NumberLog) -> None:
+        """Note from now on what the kernel knows; begin with what it knows from earlier daemons of the mount."""
+        self.inodes.take_over(log)
+
+    async def shorten_log(self) -> None:
+        """Keep the log of `take_over` from growing without end."""
+        while True:
+            await trio.sleep(SHORTEN_SECONDS)
+            await trio.to_thread.run_sync(self.inodes.shorten_log)
+
+    async def restore(self, ino: int) -> None:
+        """Find out again what a number stands for that the kernel knows from an earlier daemon of the mount.
+
+        If that is not there any more, the number is unknown from now on.
+
+        Raises:
+            AisfsError: the store cannot say now.
+        """
+        if not self.inodes.is_earlier(ino):
+            return
+        slot = slot_of(ino)
+        said = self.inodes.earlier.get(slot)
+        if isinstance(said, FileName):
+            await self.restore(said.parent)
+            parent = self.inodes.node(said.parent)
+            found = await self.tree.find(parent, said.parent, said.name)
+            same = found is not None and self.inodes.number(found.node) == slot
+            said = found.node if found is not None and same else None
+        if said is None:
+            self.inodes.earlier.forget(slot)
+        else:
+            self.inodes.restored(slot, said)
 
     def stands(self, node: Node, ino: int) -> bool:
         """Return whether an inode is still this node, with no change of its name under way."""

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from itertools import count as counter
 
 from msgspec import structs
@@ -28,7 +29,14 @@ from aisfs.cache.names import DirectoryId
 from aisfs.core.index.builder import NestedTars
 from aisfs.core.index.columns import column_at
 from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
-from aisfs.core.names.inodes import ROOT, InodeTable, directory_number, member_number, split_member
+from aisfs.core.names.inodes import (
+    ROOT,
+    InodeTable,
+    directory_number,
+    member_number,
+    slot_of,
+    split_member,
+)
 from aisfs.core.names.listing import bucket_name, entry_name
 from aisfs.core.views.tree import Child, Directory, MembersView
 from aisfs.engine.shards import Indexer
@@ -49,6 +57,7 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
+from aisfs.filesystem.takeover import EarlierNumbers, NumberLog, records
 from aisfs.filesystem.trees import Found, FoundMember, Names, Objects
 from aisfs.filesystem.written import DirectoryAttributes, WrittenFile, WrittenFiles
 from aisfs.stores.posix_metadata import mtime_of, with_type
@@ -67,6 +76,7 @@ class _Epoch:
     """`until` as it was at first: distinguishes this listing from the next."""
 
 
+_NEVER_FORGOTTEN = 1 << 60
 MISSING_MAX = 100_000
 """Missing names that the kernel may keep at once, as many as `MetadataCache` keeps."""
 
@@ -384,6 +394,10 @@ class Inodes:
         """Identities of versions whose own number is that of a written file, by their number."""
         self._removed = counter()
         """A number for each directory that was removed."""
+        self.log: NumberLog | None = None
+        """Where is noted what the kernel knows, for the next daemon of the mount."""
+        self.earlier = EarlierNumbers(b"")
+        """What the kernel knows from the daemons before."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -465,7 +479,7 @@ class Inodes:
         """Return the directories above the shards that the kernel knows at a place, and that around it."""
         found = {
             number
-            for number, node in self.known()
+            for number, node in chain(self.known(), self.earlier.nodes())
             if not isinstance(node, FileNode | ShardNode) and _lies_in(node, place)
         }
         if place is not None:
@@ -475,10 +489,12 @@ class Inodes:
 
     def entries_in(self, place: DirectoryId | None) -> Iterator[tuple[int, bytes]]:
         """Yield directory and name of all that the kernel knows at a place."""
-        for _, node in self.known():
+        for _, node in chain(self.known(), self.earlier.nodes()):
             entry = self._entry_of(node)
             if entry is not None and _lies_in(node, place):
                 yield entry
+        for _, (parent, name) in self.earlier.files():  # wherever they are: it does no harm
+            yield parent, name
 
     def _entry_of(self, node: Node) -> tuple[int, bytes] | None:
         """Return where an inode is found; None where its number says that it never changes."""
@@ -532,6 +548,8 @@ class Inodes:
     def remember_objects(self, inos: Sequence[int], nodes: Sequence[ObjectNode]) -> None:
         """Count one lookup of each object of an `ObjectRun`, or of the first of them."""
         with self._lock:
+            if self.log is not None:
+                self.log.files(*self.table.unknown(inos, nodes))
             self.table.remember_all(inos, nodes)
 
     def _remember(self, ino: int, node: Node, count: int) -> None:
@@ -540,12 +558,20 @@ class Inodes:
             spelled, node = file.identity, file.node
         else:
             spelled = self.salted.get(ino) or self._identity(node)
+        if self.log is not None and self.table.get(ino) is None:
+            if isinstance(node, FileNode):
+                self.log.files([ino], [node])
+            else:
+                self.log.node(slot_of(ino), node)
         self.table.remember(ino, spelled, node, count)
 
     def forget(self, ino: int, count: int) -> bool:
         """Take back `count` lookups; returns whether the kernel knows the inode no more."""
         with self._lock:
             gone = self.table.forget(ino, count)
+            if self.log is not None and (gone or self.table.get(ino) is None):
+                self.earlier.forget(slot_of(ino))
+                self.log.forgot(slot_of(ino))
         if gone:
             self.validity.forgotten(ino)
             self.salted.pop(ino, None)
@@ -553,6 +579,38 @@ class Inodes:
             if file is not None and not file.busy:  # from now on a version like any other
                 self.files.drop(file)
         return gone
+
+    # numbers of earlier daemons --------------------------------------------------------------
+
+    def take_over(self, log: NumberLog) -> None:
+        """Note from now on what the kernel knows, which begins with what `log` has."""
+        self.earlier, self.log = EarlierNumbers(log.read()), log
+
+    def is_earlier(self, ino: int) -> bool:
+        """Return whether only an earlier daemon has known a number so far."""
+        slot = slot_of(ino)
+        return slot in self.earlier and self.table.get(slot) is None
+
+    def restored(self, ino: int, node: Node) -> None:
+        """Know again what an earlier daemon has told the kernel. The count of lookups is a lower bound.
+
+        For a shard it is one that is never reached: it stands for all its members.
+        """
+        with self._lock:
+            if self.table.get(ino) is None:
+                count = _NEVER_FORGOTTEN if isinstance(node, ShardNode) else 1
+                self.table.remember(ino, identity(node), node, count)
+
+    def shorten_log(self) -> None:
+        """Write the log again if it is much longer than it need be. In a thread of its own."""
+        log = self.log
+        if log is None or not log.is_long:
+            return
+        with self._lock:
+            since, known = log.begin_rewrite(), self.table.known()
+        length = log.rewrite(chain(records(known), self.earlier.records()))
+        with self._lock:
+            log.end_rewrite(since, length)
 
     # entries and attributes ------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 from msgspec import structs
 
+from aisfs.core.names.inodes import ROOT
 from aisfs.core.views.shuffled_tar import VirtualShard
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import TreeSettings
@@ -94,9 +95,15 @@ class ShardNode:
 
 @dataclass(frozen=True, slots=True)
 class VirtualShardNode:
-    """A tar file that is made of objects, each of one version."""
+    """A tar file in the root that is made of objects, each of one version."""
 
     shard: VirtualShard
+    name: bytes
+
+    @property
+    def parent(self) -> int:
+        """Inode of the directory."""
+        return ROOT
 
 
 FileNode = ObjectNode | VirtualShardNode
@@ -156,7 +163,7 @@ def identity(node: Node) -> bytes:
             parts = ("directory", bucket, prefix)
         case RemovedDirectoryNode():
             parts = ("removed directory", node.serial)
-        case VirtualShardNode(shard):
+        case VirtualShardNode(shard, _):
             parts = ("virtual shard", shard.digest)
         case ObjectNode(bucket, info):
             return object_identities(bucket, [info])[0]

@@ -621,7 +621,7 @@ class SyntheticTree:
 
     def __init__(self, shards: Sequence[VirtualShard], exclusions: Mapping[str, int]) -> None:
         """Show `shards`."""
-        self._nodes = [VirtualShardNode(shard) for shard in shards]
+        self._nodes = [VirtualShardNode(shard, _name(at)) for at, shard in enumerate(shards)]
         self._places = {_name(at): at for at in range(len(shards))}
         self._left_out = exclusions
 

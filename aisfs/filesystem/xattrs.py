@@ -32,6 +32,8 @@ ABOUT = b"user.aisfs.about"
 """The process of the mount and its rates, as JSON for `aisfs status`. Not listed."""
 HEALTH = b"user.aisfs.health"
 """What is wrong with the cluster, which is asked for it; empty if nothing is. Not listed."""
+UPGRADE = b"user.aisfs.upgrade"
+"""Of the root: asked for, it has the installed program go on with the mount. Not listed."""
 REFRESH = b"user.aisfs.refresh"
 """Asked for, it has everything below looked up anew, and says as JSON what came of it. Not listed."""
 FLUSH = b"user.aisfs.flush"
@@ -75,11 +77,12 @@ class Xattrs:
         """
         if not name.startswith(PREFIX):  # `ls -l` asks for security labels: no scan for that
             raise NoSuchAttribute(f"no attribute {os.fsdecode(name)!r}")
+        if name in (REFRESH, FLUSH, UPGRADE) and user not in (0, os.geteuid()):
+            what = name.removeprefix(b"user.aisfs.").decode()
+            raise NotPermitted(f"only root and the user who mounted may {what}")
         if ino == ROOT and name in self._reports:
             return await self._reports[name]()
         if name == REFRESH or (name == FLUSH and ino == ROOT):
-            if user not in (0, os.geteuid()):
-                raise NotPermitted("only root and the user who mounted may refresh, or flush")
             return await (self._refresh(ino) if name == REFRESH else self._flush())
         if name == KEPT:
             return b"%d" % await self._kept(ino)

@@ -560,8 +560,11 @@ class Notification(IntEnum):
     INVAL_INODE = 2
     INVAL_ENTRY = 3
     STORE = 4
+    RESEND = 7
 
 
+RESEND = REPLY.pack(REPLY.size, Notification.RESEND, 0)
+"""Have the kernel send again what it has no answer to. The numbers of these requests have the highest bit set then."""
 _INVAL_INODE = Struct("=IiQ Qqq")
 _INVAL_ENTRY = Struct("=IiQ QII")
 _EXPIRE_ONLY = 1

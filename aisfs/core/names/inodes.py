@@ -28,6 +28,7 @@ MAX_MEMBERS = 1 << 24
 """Rows and directories of one shard that can be numbered; AIStore's own index stops at 2^20."""
 
 NodeT = TypeVar("NodeT")
+AnyT = TypeVar("AnyT")
 
 
 def member_number(shard: int, row: int) -> int:
@@ -137,6 +138,15 @@ class InodeTable(Generic[NodeT]):
             self._settle_on(
                 slot, identity
             )  # also when the number it was computed from is free again
+
+    def unknown(
+        self, numbers: Sequence[int], nodes: Sequence[AnyT]
+    ) -> tuple[Sequence[int], Sequence[AnyT]]:
+        """Return those of some numbers that the kernel does not know, with their nodes."""
+        if self._nodes.keys().isdisjoint(numbers):
+            return numbers, nodes
+        at = [at for at, number in enumerate(numbers) if number not in self._nodes]
+        return [numbers[each] for each in at], [nodes[each] for each in at]
 
     def remember_all(self, numbers: Sequence[int], nodes: Sequence[NodeT]) -> None:
         """Count one lookup of each of some `numbers`, which are `free` for what `nodes` spell."""
