@@ -8,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
@@ -132,12 +131,17 @@ _IN_ORDER = sorted(KNOWN.values(), key=lambda option: ([*Group].index(option.gro
 """By group, and in each the rare ones last."""
 
 
+_WORDS = "aisfs.words"
+"""Where a context has the arguments as they were typed."""
+
+
 class _Mount(Documented):
     """A command whose options in `_BARE` may go without their values."""
 
     hides_rare = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = [*args]
         return super().parse_args(ctx, with_values(args, _BARE))
 
 
@@ -165,15 +169,20 @@ class _Mount(Documented):
 )
 @click.option("--sloppy", is_flag=True, hidden=True)
 @click.option("--fake", is_flag=True, hidden=True)
+@click.option("--takeover", type=int, hidden=True)
 @config_option
 @help_all_option
+@click.pass_context
 def mount(
+    ctx: click.Context,
+    /,
     where: tuple[str, ...],
     options: tuple[str, ...],
     foreground: bool,
     allow_other: bool,
     sloppy: bool,
     fake: bool,
+    takeover: int | None,
     config: Path | None,
     **typed: object,
 ) -> int:
@@ -186,16 +195,23 @@ def mount(
     when the mount is ready; with --view class or flat, that is when all shards are open.
     """
     with loading():  # --help and completion do not need it
+        from aisfs.commands import mount_start
         from aisfs.commands.config import expand_profile
-        from aisfs.commands.mount_start import Reload, run_in_background, run_in_foreground
+        from aisfs.commands.mount_start import Given
         from aisfs.mount import run as mounts
         from aisfs.mount.plan import load, plan_mount
         from aisfs.settings import LogSettings, use_file
+        from aisfs.system.keeping import take_over
 
+    keeping = take_over(takeover) if takeover is not None else None
+    left = mount_start.left_behind(keeping) if keeping is not None else None
+    if keeping is not None and left is not None:
+        return mount_start.go_on(keeping, left, foreground=foreground)
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
     _, said = _sort(options, typed, sloppy=sloppy)
-    use_file(Path(str(said.pop("config"))) if "config" in said else config)
+    config = Path(str(said.pop("config"))) if "config" in said else config
+    use_file(config)
     profile = where[0][1:] if where[0].startswith("@") else None
     where, options, described = expand_profile(where, options)
     kernel, named = _sort(options, typed, sloppy=sloppy)
@@ -209,16 +225,19 @@ def mount(
     if ("://" in mountpoint or mountpoint.startswith("@")) and not Path(mountpoint).is_dir():
         raise click.UsageError(_without_mountpoint(sources, mountpoint))
     plan = plan_mount(sources, Path(mountpoint), kernel, given)
+    logs = load(LogSettings, given)
+    view = mount_start.what_is_shown(plan, given)
+    asked = Given(plan, own, profile, logs, config, view)
+    if keeping is not None:
+        return mount_start.go_on(keeping, asked, foreground=foreground)
     mounts.check(plan)
     if fake:
         return Exit.OK
-    log_settings = load(LogSettings, given)
-    start = partial(start_logging, foreground=foreground, mountpoint=plan.mountpoint)
-    own_log = start(log_settings)
-    reload = Reload(own, profile, log_settings, start)
+    own_log = start_logging(logs, foreground=foreground, mountpoint=plan.mountpoint)
+    words = ctx.meta[_WORDS]
     if foreground:
-        return run_in_foreground(plan, reload, warn_also=log_settings.log_file is not None)
-    return run_in_background(plan, reload, own_log)
+        return mount_start.run_in_foreground(asked, words)
+    return mount_start.run_in_background(asked, words, own_log)
 
 
 def _without_mountpoint(words: Sequence[str], last: str) -> str:

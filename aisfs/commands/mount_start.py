@@ -3,12 +3,16 @@
 SIGHUP makes that process read its configuration files again.
 """
 
+import json
 import logging
 import os
+import pickle
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,13 +20,22 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 import trio
 
-from aisfs.commands.options import Exit, exit_code, fail, warn
+from aisfs import __version__
+from aisfs.commands.options import Exit, exit_code, fail, start_logging, warn
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.mount.plan import MountPlan, load
 from aisfs.redaction import escaped, shown
-from aisfs.settings import LogSettings, TreeSettings, configuration, in_environment, use_file
+from aisfs.settings import (
+    LogSettings,
+    TreeSettings,
+    ViewSettings,
+    configuration,
+    in_environment,
+    use_file,
+)
 from aisfs.settings.files import Configuration, FileValues
 from aisfs.system import daemon
+from aisfs.system.keeping import Keeping, keep
 from aisfs.system.logs import RecentWarnings
 from aisfs.work.display import counted, size_text
 
@@ -237,14 +250,119 @@ INTERRUPTED = 130
 """The exit code that a shell reports after Ctrl-C."""
 
 
-def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> int:
-    """Start the process that serves `plan`; wait until the mount is ready; return the exit code.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a mount is started with, and another daemon goes on with. It can be pickled."""
+
+    plan: MountPlan
+    typed: Mapping[str, object]
+    """Options that were typed, which win over configuration files."""
+    profile: str | None
+    """Name of the profile that is mounted."""
+    logs: LogSettings
+    config: Path | None
+    """The file of `--config`."""
+    shown: Mapping[str, str]
+    """See `what_is_shown`."""
+
+    def reload(self, *, foreground: bool) -> Reload:
+        """Return what SIGHUP does."""
+        start = partial(start_logging, foreground=foreground, mountpoint=self.plan.mountpoint)
+        return Reload(self.typed, self.profile, self.logs, start)
+
+
+_IN_THE_TREE = ("shards", "recursive", "magic", "ignore_zeros", "encoding", "scan", "writable")
+"""Options, besides those of views, that decide which names there are and what is in them."""
+
+
+def what_is_shown(plan: MountPlan, given: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the options of a mount that must stay while it lasts: the kernel remembers what came of them."""
+    names = (*ViewSettings.options, *_IN_THE_TREE)
+    options = {f"--{name.replace('_', '-')}": given[name] for name in names if name in given}
+    return {"SOURCE": str(plan.source)} | {name: str(value) for name, value in options.items()}
+
+
+def _keep(given: Given, words: Sequence[str], directory: str) -> Keeping | None:
+    """Have the mount go on if its daemon dies, where that is possible; called where the daemon is going to be."""
+    from aisfs.mount import run as mounts
+
+    if not mounts.can_outlive(given.plan):
+        return None
+    return keep(given.plan.mountpoint, words, directory, _pickled(given))
+
+
+def _pickled(given: Given) -> bytes:
+    header = json.dumps({"version": __version__, "shown": given.shown}).encode()
+    return header + b"\n" + pickle.dumps(given)
+
+
+def left_behind(keeping: Keeping) -> Given | None:
+    """Return what the daemon before was started with; None if the configuration is to be read again, as for an upgrade."""
+    header, _, rest = keeping.options.partition(b"\n")
+    if keeping.is_upgrade or json.loads(header)["version"] != __version__:
+        return None
+    given = pickle.loads(rest)
+    assert isinstance(given, Given)
+    with suppress(ConfigError):  # it counts no more
+        use_file(given.config)
+    return given
+
+
+def go_on(keeping: Keeping, given: Given, *, foreground: bool) -> int:
+    """Serve the mount of another daemon; return the exit code."""
+    from aisfs.mount import run as mounts
+
+    takeover = keeping.takeover
+    assert takeover is not None, "the keeper starts this with a mount"
+    start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
+    warnings = RecentWarnings()
+    warnings.attach()
+    if takeover.cause:
+        log.warning(
+            "this daemon goes on with the mount (restart %d): %s", takeover.restarts, takeover.cause
+        )
+    for line in takeover.trace.splitlines():
+        log.error("the daemon before: %s", line)
+    reload = None if foreground and os.isatty(0) else given.reload(foreground=foreground)
+    try:
+        _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
+        trio.run(mounts.run, given.plan, _Silent(), warnings, reload, keeping)
+    except AisfsError as error:
+        code = exit_code(error)
+        keeping.failed(shown(str(error)), again=code == Exit.UNREACHABLE)
+        log.error("%s", error)
+        return code
+    return Exit.OK
+
+
+def _check_shown(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for name in sorted(before.keys() | now.keys()):
+        was, is_now = before.get(name, "not given"), now.get(name, "not given")
+        if was != is_now:
+            raise ConfigError(
+                f"{name} was {was} and is {is_now}: what the mount shows cannot change until it is mounted again"
+            )
+
+
+class _Silent:
+    """The start of a mount that was there before."""
+
+    def progress(self, state: Mapping[str, int | str | None]) -> None:
+        """See `Start`."""
+
+    def ready(self, note: str) -> None:
+        """See `Start`."""
+
+
+def run_in_background(given: Given, words: Sequence[str], own_log: Path | None) -> int:
+    """Start the process that serves a mount; wait until it is ready; return the exit code.
 
     Args:
-        plan: What to mount.
-        reload: What SIGHUP does.
+        given: What to mount.
+        words: The arguments of `aisfs mount`.
         own_log: The file that it logs to without `--log-file`.
     """
+    plan = given.plan
     opening = Opening(str(plan.source))
 
     def receive(message: "Message") -> None:
@@ -255,9 +373,14 @@ def run_in_background(plan: MountPlan, reload: Reload, own_log: Path | None) -> 
         elif "unsaid" in message:
             opening.print(warn("warning", f"… and {message['unsaid']} more in the log"))
 
+    directory = os.getcwd()
+
+    def work(reporter: "Reporter") -> None:
+        _serve(given, reporter, _keep(given, words, directory))
+
     try:
         with opening:
-            code, reason = daemon.detach(lambda reporter: _serve(plan, reporter, reload), receive)
+            code, reason = daemon.detach(work, receive)
             opening.complete = not code
     except KeyboardInterrupt:
         _clear(plan)
@@ -280,15 +403,17 @@ def _clear(plan: MountPlan) -> None:
         clear_dead(plan.mountpoint)
 
 
-def _serve(plan: MountPlan, reporter: "Reporter", reload: Reload) -> None:
+def _serve(given: Given, reporter: "Reporter", keeping: Keeping | None) -> None:
     """Run the mount in the background process; report when it is ready, or why it failed."""
     from aisfs.mount import run as mounts
 
+    plan = given.plan
     warnings = RecentWarnings()
     warnings.listener = reporter.warn
     warnings.attach()
     try:
-        trio.run(mounts.run, plan, reporter, warnings, reload)
+        reload = given.reload(foreground=False)
+        trio.run(mounts.run, plan, reporter, warnings, reload, keeping)
     except AisfsError as error:
         # Reported first: what is logged before the end of the start is a warning to the parent.
         reporter.failed(shown(str(error)), exit_code(error))  # only this process knows the token
@@ -323,25 +448,27 @@ class _Foreground:
         self._opening.close()
 
 
-def run_in_foreground(plan: MountPlan, reload: Reload, *, warn_also: bool) -> int:
-    """Serve `plan` in this process; return the exit code.
+def run_in_foreground(given: Given, words: Sequence[str]) -> int:
+    """Serve a mount in this process, or in a child of its keeper; return the exit code.
 
     Args:
-        plan: What to mount.
-        reload: What SIGHUP does, unless it comes from the terminal.
-        warn_also: Print the warnings of the start, since they are logged elsewhere.
+        given: What to mount.
+        words: The arguments of `aisfs mount`.
     """
     from aisfs.mount import run as mounts
 
+    plan = given.plan
+    keeping = _keep(given, words, os.getcwd())
     opening, warnings = Opening(str(plan.source)), RecentWarnings()
     start = _Foreground(opening, warnings)
-    if warn_also:
+    if given.logs.log_file is not None:  # else they are printed as they are logged
         warnings.listener = lambda level, text: opening.print(warn(level, text))
     warnings.attach()
+    reload = given.reload(foreground=True)
     with opening:
         # A terminal that is closed ends what runs in its foreground.
         on_hangup = None if os.isatty(0) else reload
-        trio.run(mounts.run, plan, start, warnings, on_hangup)
+        trio.run(mounts.run, plan, start, warnings, on_hangup, keeping)
     if start.interrupted:
         return fail(f"interrupted: {plan.mountpoint} is not mounted", INTERRUPTED)
     return Exit.OK

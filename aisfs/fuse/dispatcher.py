@@ -194,6 +194,9 @@ class Dispatcher:
         times: OperationTimes | None = None,
         describe: Callable[[int], str] = str,
         spin: float = SPIN_SECONDS,
+        on_agreed: Callable[[bytes], None] = lambda _: None,
+        init: bytes | None = None,
+        puts_aside: Callable[[int, int, int, memoryview, int], bool] | None = None,
     ) -> None:
         """Work on a mounted device once `start` is called.
 
@@ -213,7 +216,16 @@ class Dispatcher:
             times: Where it is counted, by opcode, how long requests took that were answered here.
             describe: Says which file or directory an inode is, for the log.
             spin: Seconds to poll the device after a reply; 0 turns polling off.
+            on_agreed: Given the kernel's INIT once it has been answered.
+            init: What another daemon has agreed on in INIT, if this one goes on with its mount.
+            puts_aside: Returns whether a request (opcode, unique, inode, message, process) comes back through
+                `resume`, once it is known what the inode is.
         """
+        self._on_agreed = on_agreed
+        self._init = init
+        self._puts_aside = puts_aside
+        self._resumed: deque[bytes] = deque()
+        self._offered = b""
         self._describe = describe
         self._times = times or OperationTimes()
         self._device = device
@@ -233,6 +245,7 @@ class Dispatcher:
         self._stopping = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
         self._backlog: deque[bytes] = deque()
         """Requests that the socket had no room for; the kernel limits how many there can be."""
         self._threads: list[threading.Thread] = []
@@ -260,10 +273,20 @@ class Dispatcher:
             if self._pending.take(request.unique) is not None:
                 self.reply(request.opcode, (abi.error_reply(request.unique, errno.EIO),))
 
+    @any_thread
+    def resume(self, message: bytes) -> None:
+        """Take a request again that was put aside."""
+        self._resumed.append(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # it is going to wake up for what is in the pipe
+            os.write(self._wake_writer, b"x")
+
     def stop(self) -> None:
         """End both threads and free what they used."""
         self._stopping = True
-        os.write(self._wake_writer, b"x")
+        self._wake()
         with suppress(OSError):  # the other end is closed
             self._socket.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -276,11 +299,20 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         try:
+            if self._init is not None:
+                self._go_on(self._init)
             self._receive_all()
         finally:
             self._before_sleep()
             self._finish_backlog()
             self._on_end()
+
+    def _go_on(self, init: bytes) -> None:
+        """Tell pyfuse3 what the kernel has agreed on, and the kernel to send what the daemon before has not answered."""
+        _, opcode, unique, nodeid, *_ = abi.HEADER.unpack_from(init)
+        self._forward(opcode, unique, nodeid, memoryview(init), 0)
+        with suppress(OSError):  # it is unmounted, which is noticed next
+            os.write(self._device, abi.RESEND)
 
     def _receive_all(self) -> None:
         buffer = bytearray(BUFFER)
@@ -294,6 +326,10 @@ class Dispatcher:
             self.busy_since[0] = None if opcode in PATIENT else now
             handler = self._handlers.get(opcode)
             message = view[:length]
+            aside = self._puts_aside
+            if aside is not None and aside(opcode, unique, nodeid, message, pid):
+                self.busy_since[0] = None
+                continue
             if request_log.detailed:
                 request_log.begin()
             try:
@@ -361,6 +397,10 @@ class Dispatcher:
         device = self._device
         self.alone = False
         while True:
+            if self._resumed:
+                message = self._resumed.popleft()
+                parts[0][: len(message)] = message
+                return len(message)
             try:
                 return os.readv(device, parts)
             except BlockingIOError:
@@ -388,7 +428,9 @@ class Dispatcher:
         ready = dict(poll.poll())
         if self._socket.fileno() in ready:
             self._send_backlog()
-        return self._wake_reader not in ready
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+        return not self._stopping
 
     @any_thread
     def reply(self, opcode: int, parts: Reply) -> None:
@@ -411,6 +453,7 @@ class Dispatcher:
     ) -> None:
         if opcode == Opcode.INIT:
             self._negotiation.offered(message)
+            self._offered = bytes(message)
         elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS):
             abi.set_handle(message, nodeid, LIST_BYTES_MAX)
         self._pending.add(unique, opcode, pid)
@@ -426,7 +469,9 @@ class Dispatcher:
         poll = select.poll()
         poll.register(self._wake_reader, select.POLLIN)
         poll.register(self._socket, select.POLLOUT)
-        while self._backlog and self._wake_reader not in dict(poll.poll()):
+        while self._backlog and not self._stopping:
+            if self._wake_reader in dict(poll.poll()):
+                os.read(self._wake_reader, 4096)
             self._send_backlog()
 
     def _send_backlog(self) -> None:
@@ -467,7 +512,10 @@ class Dispatcher:
                 self._undo(opcode, message)
             return
         if request.opcode == Opcode.INIT and not code:
-            self.reply(Opcode.INIT, (self._negotiation.agreed(message),))
+            agreed = self._negotiation.agreed(message)
+            if self._init is None:  # else the kernel has its reply
+                self.reply(Opcode.INIT, (agreed,))
+                self._on_agreed(self._offered)
             return
         if request.opcode == Opcode.OPENDIR and not code:
             abi.set_open_flags(message, self._listed_flags)

@@ -376,8 +376,9 @@ def libc() -> ctypes.CDLL:
 _SCRIPT = """
 free() {
     sleep 1
+    keeper=$4
     set -- "$1" "$2" "/proc/$3/task"/*
-    [ $# -gt 3 ] && {
+    [ $# -gt 3 ] && ! kill -0 "$keeper" && {
         echo 1 > "$1" ||
         unshare -m sh -c 'mount -t fusectl none "${1%/*/*}" && echo 1 > "$1"' sh "$1" ||
         umount -f "$2"
@@ -388,20 +389,23 @@ trap 'free "$@"' USR1
 trap '' HUP INT TERM
 read -r _
 """
-"""Words: the file that aborts, the mountpoint, our process. A daemon that is gone, or waits to be
-reaped, has no other thread."""
+"""Words: the file that aborts, the mountpoint, our process, and its keeper, whose next daemon will answer what our threads
+wait for. A daemon that is gone, or waits to be reaped, has no other thread."""
 DISMISS_SECONDS = 5
 
 
 class DeathWatch:
     """The shell beside a mount. To be made in the main thread."""
 
-    def __init__(self, mountpoint: Path | None, minor: int | None) -> None:
+    def __init__(
+        self, mountpoint: Path | None, minor: int | None, keeper: int | None = None
+    ) -> None:
         """Start it, if this system can.
 
         Args:
             mountpoint: As the kernel calls it; None if that is not known.
             minor: The device number of the mount.
+            keeper: The process that starts another daemon.
         """
         self._process: subprocess.Popen[bytes] | None = None
         if minor is None:  # it is unmounted again
@@ -411,7 +415,7 @@ class DeathWatch:
             log.info("no death watch beside the mount: setpriv (util-linux) is not installed")
             return
         abort = CONNECTIONS / str(minor) / "abort"
-        words = [str(abort), str(mountpoint or ""), str(os.getpid())]
+        words = [str(abort), str(mountpoint or ""), str(os.getpid()), str(keeper or "")]
         self._process = subprocess.Popen(
             [setpriv, "--pdeathsig", "USR1", "sh", "-c", _SCRIPT, "aisfs-guardian", *words],
             stdin=subprocess.PIPE,
@@ -515,9 +519,10 @@ class Device:
         self._asked.register(fd, select.POLLIN)
         self._minor = connection_of(fd) if mountpoint is None else device_minor(mountpoint)
 
-    def guarded(self) -> DeathWatch:
-        """Start the death watch. Call it in the main thread, before any request is served."""
-        return DeathWatch(self._mountpoint, self._minor)
+    def guarded(self, keeper: int | None = None) -> DeathWatch:
+        """Start the death watch, which leaves to a `keeper` what it can do. Call it in the main thread, before any
+        request is served."""
+        return DeathWatch(self._mountpoint, self._minor, keeper)
 
     @property
     def mounted(self) -> bool:
@@ -583,6 +588,11 @@ def mount_device(mountpoint: Path, options: set[str]) -> Device:
     if os.geteuid():
         raise FuseUnavailable(f"{FUSERMOUNT} is not installed; on Debian: apt install fuse3")
     return Device(mount_as_root(mountpoint, options), mountpoint)
+
+
+def taken_over(fd: int, mountpoint: Path) -> Device:
+    """Return the device of a mount whose daemon has died: nobody answers there, so it may not be touched."""
+    return Device(fd, _known_as(mountpoint, dict(mounted_filesystems())))
 
 
 def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:

@@ -5,6 +5,7 @@ neither can a process that waits for an answer from a thread that hangs. Abortin
 """
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -34,11 +35,13 @@ from aisfs.fuse.dispatcher import (
     grow,
 )
 from aisfs.fuse.handlers import Handlers
-from aisfs.fuse.mountpoint import Device, mount_device
+from aisfs.fuse.mountpoint import Device, mount_device, taken_over
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.operations import Operations, serve_descriptor, terminate
 from aisfs.fuse.requests import WaitingReads, WriteHandlers, WriteRequests
+from aisfs.fuse.takeover import UnknownNumbers
 from aisfs.metrics import Metrics
+from aisfs.system.keeping import Keeping
 from aisfs.system.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
@@ -62,8 +65,14 @@ class Watchdog:
         notifier: Notifier,
         pending: Pending,
         interruptions: Interrupts,
+        *,
+        kept: bool = False,
     ) -> None:
-        """Watch over all of these once `start` is called."""
+        """Watch over all of these once `start` is called.
+
+        With `kept` another daemon goes on with the mount when this one ends.
+        """
+        self._kept = kept
         self._device = device
         self._dispatcher = dispatcher
         self._notifier = notifier
@@ -96,6 +105,9 @@ class Watchdog:
             stuck = self.stuck(time.monotonic())
             sights = sights + 1 if stuck == last else 1
             last = stuck
+            if stuck is not None and sights >= SIGHTS and self._kept:
+                log.critical("%s hangs: another daemon goes on; please report it", stuck[0])
+                os.abort()  # with a traceback of all threads
             if stuck is not None and sights >= SIGHTS:
                 done = self._device.abort()
                 outcome = "aborted the connection" if done else "could not abort the connection"
@@ -138,6 +150,7 @@ class FastPathSession:
         spin: float = SPIN_SECONDS,
         observe: Callable[[Notifier], Observer] = lambda notifier: NullObserver(),
         on_fault: Callable[[Buffer], None] = lambda _: None,
+        keeping: Keeping | None = None,
     ) -> None:
         """Put the fast path before `operations`.
 
@@ -151,7 +164,10 @@ class FastPathSession:
             spin: See `Dispatcher`.
             observe: Makes the observer of reads and listings, which may send notifications.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
+            keeping: What another daemon would go on with the mount by, or this one does.
         """
+        self._keeping = keeping
+        self._takeover = keeping.takeover if keeping is not None else None
         self._operations = operations
         self._filesystem = filesystem
         self._answers = answers
@@ -181,8 +197,11 @@ class FastPathSession:
         Raises:
             MountError: the kernel, fusermount3 or libfuse refused.
         """
-        device = await trio.to_thread.run_sync(mount_device, mountpoint, options)
-        guardian = device.guarded()
+        if self._takeover is not None:
+            device = taken_over(self._takeover.device, mountpoint)
+        else:
+            device = await trio.to_thread.run_sync(mount_device, mountpoint, options)
+        guardian = device.guarded(self._keeping.keeper if self._keeping is not None else None)
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = self._make(device, ours, its)
         refused: MountError | None = None
@@ -222,6 +241,9 @@ class FastPathSession:
             requests = WriteRequests(self._write, handles, pending, self._metrics, describe)
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)
+        unknown = None
+        if self._takeover is not None and len(self._filesystem.inodes.earlier):
+            unknown = UnknownNumbers(self._filesystem, pending, self._metrics)
         negotiation = Negotiation(
             handlers.initialise,
             without=handlers.without,
@@ -245,6 +267,9 @@ class FastPathSession:
             times=self._metrics.lane_times,
             describe=self._filesystem.describe,
             spin=self._spin,
+            on_agreed=partial(self._agreed, device),
+            init=self._takeover.init if self._takeover is not None else None,
+            puts_aside=unknown.takes if unknown is not None else None,
         )
         self._metrics.lane_times.name_of = name_of_opcode
         interruptions.reply = dispatcher.reply
@@ -254,8 +279,25 @@ class FastPathSession:
         self._metrics.before_text.append(
             partial(_count, dispatcher.answered, Counter(), self._metrics)
         )
-        watchdog = Watchdog(device, dispatcher, notifier, pending, interruptions)
-        return _Threads(device, dispatcher, notifier, watchdog, reads, requests, pending)
+        watchdog = Watchdog(
+            device, dispatcher, notifier, pending, interruptions, kept=self._keeping is not None
+        )
+        return _Threads(
+            device,
+            dispatcher,
+            notifier,
+            watchdog,
+            reads,
+            requests,
+            pending,
+            unknown,
+            self._keeping,
+        )
+
+    @any_thread
+    def _agreed(self, device: Device, init: bytes) -> None:
+        if self._keeping is not None:
+            self._keeping.mounted(device.fd, init)
 
     @any_thread
     def _listing_left(self, pending: Pending) -> None:
@@ -289,6 +331,8 @@ class FastPathSession:
         if threads.requests is not None:
             threads.requests.others_ask = lambda: not dispatcher.alone and device.has_request()
             threads.requests.open(nursery, dispatcher.reply)
+        if threads.unknown is not None:
+            threads.unknown.open(nursery, dispatcher.reply, dispatcher.resume)
         threads.notifier.start()
         end = partial(self._ended, threads.pending, nursery)
         threads.dispatcher.start(lambda: self._token.run_sync_soon(end))
@@ -324,6 +368,9 @@ class _Threads:
     requests: WriteRequests | None
     """On a mount that can be written."""
     pending: Pending
+    unknown: UnknownNumbers | None
+    """Where another daemon served the mount before."""
+    keeping: Keeping | None
 
     @property
     def has_reads(self) -> bool:
@@ -347,6 +394,8 @@ class _Threads:
         while self.reads.answering:
             time.sleep(0.001)  # noqa: TID251 - a worker thread; they copy into the kernel's memory
         self.device.unmount()
+        if self.keeping is not None:
+            self.keeping.ended()
         self.device.close()
 
 

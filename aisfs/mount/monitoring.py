@@ -28,13 +28,14 @@ from prometheus_client import make_wsgi_app
 from aisfs.engine.dataset.shard_set import OpenProgress
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.xattrs import ABOUT, HEALTH
+from aisfs.filesystem.xattrs import ABOUT, HEALTH, UPGRADE
 from aisfs.metrics import Metrics, Totals
 from aisfs.mount.plan import MountPlan, is_local
 from aisfs.mount.services import Services
 from aisfs.settings import MonitoringSettings
 from aisfs.stores.ais.transport import VERSION
 from aisfs.stores.registry import direct_store
+from aisfs.system.keeping import Keeping
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import start_service_thread
 
@@ -102,8 +103,10 @@ class _Handler(WSGIRequestHandler):
 class MetricsServer(ThreadingMixIn, WSGIServer):
     """Listens from its construction on; answers in threads between `start` and `stop`."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], *, shared: bool = False) -> None:
         """Listen on a host and a port; port 0 takes a free one.
+
+        `shared` takes a port over from the daemon before, which may still listen.
 
         Raises:
             OSError: another program has the port, or the host is not one of this machine.
@@ -114,6 +117,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         )[0]
         self.address_family = family
         self._hosts = frozenset({"localhost", host.lower(), socket.gethostname().lower()})
+        self._shared = shared
         self._closing = threading.Event()
         self._lock = ranked_lock(Rank.METRICS_CONNECTIONS)
         self._since: dict[socket.socket, float] = {}
@@ -158,7 +162,11 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """Bind, without asking the DNS for our own name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self._shared:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.socket.bind(self.server_address)
+        # Only now, so that no other mount shares it unasked.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
@@ -254,8 +262,8 @@ def _say(start: StartResponse, status: str, text: str) -> list[bytes]:
 
 
 @contextmanager
-def listen(settings: MonitoringSettings) -> Iterator[MetricsServer | None]:
-    """Listen where the settings say; None if nowhere.
+def listen(settings: MonitoringSettings, *, shared: bool = False) -> Iterator[MetricsServer | None]:
+    """Listen where the settings say; None if nowhere. `shared` as of `MetricsServer`.
 
     Raises:
         ConfigError: nothing can listen there.
@@ -265,7 +273,7 @@ def listen(settings: MonitoringSettings) -> Iterator[MetricsServer | None]:
         yield None
         return
     try:
-        server = MetricsServer(address)
+        server = MetricsServer(address, shared=shared)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--metrics-addr {settings.metrics_addr}: {_reason(error)}") from error
     with server:
@@ -314,8 +322,11 @@ class _Sample(NamedTuple):
 class About:
     """What the daemon says of itself. For the trio thread."""
 
-    def __init__(self, metrics: Metrics, health: Health, *, writable: bool) -> None:
+    def __init__(
+        self, metrics: Metrics, health: Health, *, writable: bool, keeping: Keeping | None = None
+    ) -> None:
         """Begin with the process that calls this."""
+        self._keeping = keeping
         self._metrics = metrics
         self._health = health
         self._writable = writable
@@ -325,7 +336,7 @@ class About:
     @property
     def reports(self) -> Mapping[bytes, Callable[[], Awaitable[bytes]]]:
         """The extended attributes of the root that this answers."""
-        return {ABOUT: self._describe, HEALTH: self._check}
+        return {ABOUT: self._describe, HEALTH: self._check, UPGRADE: self._upgrade}
 
     async def sample(self) -> None:
         """Remember every few seconds what was done until then."""
@@ -346,7 +357,21 @@ class About:
             "log": log_destination(),
             "rates": {name: self._rates(seconds) for name, seconds in WINDOWS.items()},
         }
+        if self._keeping is not None:
+            takeover = self._keeping.takeover
+            about |= {
+                "keeper": self._keeping.keeper,
+                "restarts": takeover.restarts if takeover is not None else 0,
+                "upgrade_refused": self._keeping.refused,
+            }
         return json.dumps(about, ensure_ascii=False).encode()
+
+    async def _upgrade(self) -> bytes:
+        """Begin with an upgrade; return the keeper's number, or nothing if this mount has none."""
+        if self._keeping is None:
+            return b""
+        self._keeping.upgrade()
+        return str(self._keeping.keeper).encode()
 
     async def _check(self) -> bytes:
         return (await self._health.problem()).encode()

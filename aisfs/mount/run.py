@@ -21,6 +21,7 @@ from aisfs.errors import AccessDenied, AisfsError, SourceMissing
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers, Members
 from aisfs.filesystem.inodes import ShardFolders
 from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker
+from aisfs.filesystem.takeover import NumberLog
 from aisfs.filesystem.trees import Names, Tree
 from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
@@ -38,6 +39,7 @@ from aisfs.mount.recovery import build_write_layer, upload_rest
 from aisfs.mount.services import CLOCK, Services, open_services
 from aisfs.settings import TreeSettings, View
 from aisfs.system import daemon
+from aisfs.system.keeping import Keeping, can_keep
 from aisfs.system.logs import RecentWarnings
 from aisfs.system.memory import map_large_blocks
 
@@ -78,6 +80,22 @@ def check(plan: MountPlan) -> None:
     check_places(plan)
     mountpoints.check_fuse(fastpath=plan.kernel.fastpath)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
+
+
+def can_outlive(plan: MountPlan) -> bool:
+    """Return whether another daemon may go on with a mount when its own dies.
+
+    Not without the fast path, where libfuse has the device; not with a descriptor, which somebody else keeps; and not
+    if files can be written: what a program has not closed yet would be lost all the same.
+    """
+    kernel = plan.kernel
+    inherited = descriptor_of(plan.mountpoint) is not None
+    if not kernel.keeper or not kernel.fastpath or inherited or plan.writing.writable:
+        return False
+    if not can_keep():
+        log.info("this mount ends with its daemon: going on needs Linux 6.9 or later")
+        return False
+    return True
 
 
 class Session(Protocol):
@@ -155,6 +173,8 @@ class _Launch:
         self._start = start
         self._health = health
         self._end = end
+        self.keeping: Keeping | None = None
+        """Of a mount that outlives its daemon."""
         self._telling = trio.CancelScope()
 
     async def tell(self) -> None:
@@ -192,11 +212,17 @@ class _Launch:
                 return
         self._telling.cancel()
         self._health.is_ready = True
+        if self.keeping is not None:
+            self.keeping.ready()
         self._start.ready(self.merger.note if self.merger is not None else "")
 
 
 async def run(
-    plan: MountPlan, start: Start, warnings: RecentWarnings, reload: Reload | None = None
+    plan: MountPlan,
+    start: Start,
+    warnings: RecentWarnings,
+    reload: Reload | None = None,
+    keeping: Keeping | None = None,
 ) -> None:
     """Mount and serve until unmounted from outside or told to stop by a signal.
 
@@ -205,6 +231,8 @@ async def run(
         start: Told how it goes.
         warnings: Shown by `aisfs status`.
         reload: What SIGHUP does; None to unmount.
+        keeping: What lets another daemon go on with the mount if this one dies; None for nothing. This one may go on
+            with the mount of another.
 
     Raises:
         AisfsError: the cluster, the bucket, the dataset or the kernel refused; nothing is left mounted.
@@ -216,8 +244,10 @@ async def run(
         log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
         plan = replace(plan, kernel=plan.kernel.changed(fastpath=False))
     memory_limits(plan.cache).tell()
-    with listen(plan.monitoring) as server:
-        await _serve(plan, start, warnings, server, reload)
+    with listen(
+        plan.monitoring, shared=keeping is not None and keeping.takeover is not None
+    ) as server:
+        await _serve(plan, start, warnings, server, reload, keeping)
     log.info("unmounted %s", plan.mountpoint)
 
 
@@ -227,6 +257,7 @@ async def _serve(
     warnings: RecentWarnings,
     server: MetricsServer | None,
     reload: Reload | None,
+    keeping: Keeping | None,
 ) -> None:
     """Mount and serve; the counters, too, if there is a `server`."""
     async with open_services(plan) as services:
@@ -265,9 +296,11 @@ async def _serve(
                 plan = replace(plan, source=services.source)
                 launch = _Launch(plan, services, start, health, end)
                 services.nursery.start_soon(launch.tell)
-                about = About(services.metrics, health, writable=plan.writing.writable)
+                about = About(
+                    services.metrics, health, writable=plan.writing.writable, keeping=keeping
+                )
                 services.nursery.start_soon(about.sample)
-                session = await _build(plan, services, launch, warnings, about)
+                session = await _build(plan, services, launch, warnings, about, keeping)
                 async with serve_metrics(server, health):
                     await session.serve(plan.mountpoint, _kernel_options(plan))
             with trio.move_on_after(GRACE_SECONDS):
@@ -280,7 +313,12 @@ async def _serve(
 
 
 async def _build(
-    plan: MountPlan, services: Services, launch: _Launch, warnings: RecentWarnings, about: About
+    plan: MountPlan,
+    services: Services,
+    launch: _Launch,
+    warnings: RecentWarnings,
+    about: About,
+    keeping: Keeping | None,
 ) -> Session:
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(services.indexer, make)
@@ -327,11 +365,31 @@ async def _build(
     if not plan.kernel.fastpath:
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)
-    return _build_fast_path(services, operations, filesystem, write)
+    if keeping is not None:
+        await _keep(keeping, services, filesystem, launch)
+    return _build_fast_path(services, operations, filesystem, write, keeping)
+
+
+async def _keep(
+    keeping: Keeping, services: Services, filesystem: FileSystem, launch: _Launch
+) -> None:
+    """Note what another daemon would need, and in one of an upgrade wait until the one before is gone."""
+    if keeping.is_upgrade:
+        if launch.merger is not None:
+            await launch.merger.merged()
+        await trio.to_thread.run_sync(keeping.loaded)
+    launch.keeping = keeping
+    keeping.listen()
+    filesystem.take_over(NumberLog(keeping.numbers))
+    services.nursery.start_soon(filesystem.shorten_log)
 
 
 def _build_fast_path(
-    services: Services, operations: Operations, filesystem: FileSystem, write: WriteLayer | None
+    services: Services,
+    operations: Operations,
+    filesystem: FileSystem,
+    write: WriteLayer | None,
+    keeping: Keeping | None,
 ) -> FastPathSession:
     members = Members(filesystem, services.reader)
 
@@ -349,6 +407,7 @@ def _build_fast_path(
         background=mountpoints.background_within(services.fetcher.memory_limit),
         observe=observe,
         on_fault=services.blocks.distrust if services.blocks is not None else lambda _: None,
+        keeping=keeping,
     )
 
 

@@ -442,6 +442,11 @@ class KernelSettings(Settings):
         FLAG, True, "Serve the kernel through pyfuse3 alone: slower, with the same results",
         "see below and [ADR 0012](adr/0012-the-fast-path.md)", rare=True,
     )
+    keeper = Option(
+        FLAG, True, "Keep no second process that starts the daemon again when it dies",
+        "see [SEMANTICS](SEMANTICS.md#12-beginning-and-end) and [ADR 0040](adr/0040-a-mount-outlives-its-daemon.md)",
+        rare=True,
+    )
     # fmt: on
 
 

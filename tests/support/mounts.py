@@ -73,6 +73,18 @@ class Mount:
         """Wait until neither the mount nor its daemon exists; False when they stay."""
         return eventually(lambda: not self.is_mounted() and not self.living(), seconds)
 
+    @property
+    def keeper(self) -> int:
+        """The process that starts the daemon again."""
+        return self.pids[1]
+
+    def daemon_now(self) -> int:
+        """The daemon of the moment, of a mount with a keeper."""
+        assert eventually(lambda: len(daemons(self.path)) > 1), "no daemon was started again"
+        now = daemons(self.path)
+        self.pids = [*dict.fromkeys([*self.pids, *now])]
+        return now[0]
+
     def living(self) -> list[int]:
         if self.process is not None:
             self.process.poll()
@@ -94,6 +106,8 @@ def environment(
 
 _OF_SOME = ("commands",)
 """Packages whose modules are imported by the commands and mounts that need them."""
+_UNKEPT = {"AISFS_KEEPER": "no"}
+"""Mounts of tests end with their daemon, so that one that crashes is a failed test and not a restart."""
 _preloader = Preloader(
     "aisfs",
     (
@@ -178,7 +192,7 @@ def aisfs(
     """Run the command line with an environment that holds only what is given."""
     words = [str(argument) for argument in arguments]
     # A mount without a log would make one of its own, and say where.
-    unlogged = {"AISFS_LOG_FILE": os.devnull} if words[:1] == ["mount"] else {}
+    unlogged = {"AISFS_LOG_FILE": os.devnull, **_UNKEPT} if words[:1] == ["mount"] else {}
     env = environment({**unlogged, **(env or {})})
 
     def start(out: IO[bytes], err: IO[bytes]) -> Started:
@@ -231,6 +245,7 @@ def mounted(
     options: Sequence[str] = (),
     fastpath: bool | None = None,
     foreground: bool = False,
+    keeper: bool = False,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     expected_log: Sequence[str] = (),
@@ -245,6 +260,7 @@ def mounted(
         options: More arguments of `aisfs mount`.
         fastpath: Whether with the fast path; None is as `mounting` says, else with it.
         foreground: Keep the daemon a child of this process.
+        keeper: Have the mount outlive its daemon, as it is by default for people.
         env: Added to the daemon's otherwise minimal environment.
         cwd: Where the command runs.
         expected_log: Patterns of warnings and errors that this test provokes.
@@ -265,7 +281,10 @@ def mounted(
             arguments.append("--no-fastpath")
         arguments += ["--log-file", str(state / "daemon.log"), *options]
         mount = Mount(
-            mountpoint, [], [state / "daemon.log", state / "stderr"], environment(env, home=state)
+            mountpoint,
+            [],
+            [state / "daemon.log", state / "stderr"],
+            environment({**({} if keeper else _UNKEPT), **(env or {})}, home=state),
         )
         try:
             start = _start_in_foreground if foreground else _start
@@ -378,7 +397,7 @@ def _kill(mount: Mount, reason: str) -> None:
 
 
 def daemons(mountpoint: Path) -> list[int]:
-    """The aisfs processes of this mountpoint; the one that holds /dev/fuse comes first."""
+    """The aisfs processes of this mountpoint; the one that serves it comes first, and its keeper last."""
     wanted = os.fsencode(mountpoint)
     found = []
     for entry in Path("/proc").iterdir():
@@ -386,8 +405,11 @@ def daemons(mountpoint: Path) -> list[int]:
             continue
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            if wanted in arguments and b"mount" in arguments and _is_alive(int(entry.name)):
-                found.append((not _holds_fuse(entry), int(entry.name)))
+            if wanted not in arguments or not _is_alive(int(entry.name)):
+                continue
+            is_keeper = any(word.endswith(b"/keeper.py") for word in arguments)
+            if b"mount" in arguments or is_keeper:
+                found.append((is_keeper or not _holds_fuse(entry), int(entry.name)))
         except OSError:
             continue  # it has ended meanwhile
     return [pid for _, pid in sorted(found)]
