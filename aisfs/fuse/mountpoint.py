@@ -375,21 +375,21 @@ def libc() -> ctypes.CDLL:
 
 _SCRIPT = """
 free() {
-    sleep 1
-    keeper=$4
-    set -- "$1" "$2" "/proc/$3/task"/*
-    [ $# -gt 3 ] && ! kill -0 "$keeper" && {
-        echo 1 > "$1" ||
-        unshare -m sh -c 'mount -t fusectl none "${1%/*/*}" && echo 1 > "$1"' sh "$1" ||
-        umount -f "$2"
-    }
+    abort=$1 place=$2 daemon=$3 keeper=$4
+    while sleep 1 && grep -q '^State:.Z' "/proc/$daemon/status" && set -- "/proc/$daemon/task"/* && [ $# -gt 1 ]; do
+        [ "$keeper" ] && kill -0 "$keeper" && continue
+        echo 1 > "$abort" ||
+        unshare -m sh -c 'mount -t fusectl none "${1%/*/*}" && echo 1 > "$1"' sh "$abort" ||
+        umount -f "$place"
+        break
+    done
     exit
 }
 trap 'free "$@"' USR1
 trap '' HUP INT TERM
 read -r _
 """
-"""Words: the file that aborts, the mountpoint, our process, and its keeper, whose next daemon will answer what our threads
+"""Words: the file that aborts, the mountpoint, our process, and its keeper, whose next daemon answers what our threads
 wait for. A daemon that is gone, or waits to be reaped, has no other thread."""
 DISMISS_SECONDS = 5
 

@@ -29,7 +29,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+PAUSES = (0.0, 0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each start of a daemon in a row of daemons that died at once. After the last one the keeper gives up."""
 AT_ONCE_SECONDS = 1.0
 """A daemon that served this long did not die at once."""
@@ -229,7 +229,7 @@ class Keeper:
             return
         try:
             data, descriptors, _, _ = socket.recv_fds(
-                daemon.end, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC
+                daemon.end, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             )
         except OSError:
             data, descriptors = b"", []
@@ -333,7 +333,7 @@ class Keeper:
         return None
 
     def drain(self, daemon: Daemon) -> None:
-        """Take what a daemon has said before its end."""
+        """Take what a daemon has said before its end; do not wait for a thread of it that hangs."""
         while daemon.end is not None:
             self.receive(daemon)
 

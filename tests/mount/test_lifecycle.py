@@ -49,13 +49,16 @@ def test_the_command_says_nothing_and_keeps_no_pipe(server: RunningServer, mount
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True,
-            env=environment({"AISFS_LOG_FILE": os.devnull}), timeout=60, check=False,
+            env=environment({"AISFS_LOG_FILE": os.devnull, "AISFS_KEEPER": "yes"}), timeout=60,
+            check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
         assert is_mountpoint(mountpoint)
-        (pid,) = daemons(mountpoint)
-        assert os.getsid(pid) != os.getsid(0), "the daemon still belongs to the caller's session"
-        assert os.readlink(f"/proc/{pid}/cwd") == "/", "the daemon keeps a directory busy"
+        pids = daemons(mountpoint)
+        assert len(pids) == 2, "the daemon and its keeper"
+        for pid in pids:
+            assert os.getsid(pid) != os.getsid(0), "it still belongs to the caller's session"
+            assert os.readlink(f"/proc/{pid}/cwd") == "/", "it keeps a directory busy"
     finally:
         done = aisfs("umount", mountpoint)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -94,20 +94,22 @@ class Mount:
 def environment(
     extra: Mapping[str, str] | None = None, *, home: Path | None = None
 ) -> dict[str, str]:
-    """What a daemon or command sees: nothing inherited that could change its behaviour."""
+    """What a daemon or command sees: nothing inherited that could change its behaviour.
+
+    Mounts end with their daemon, so that one that crashes is a failed test and not a restart.
+    """
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(home or "/nonexistent"),
         "LANG": "C.UTF-8",
         "TZ": "UTC",
+        "AISFS_KEEPER": "no",
         **(extra or {}),
     }
 
 
 _OF_SOME = ("commands",)
 """Packages whose modules are imported by the commands and mounts that need them."""
-_UNKEPT = {"AISFS_KEEPER": "no"}
-"""Mounts of tests end with their daemon, so that one that crashes is a failed test and not a restart."""
 _preloader = Preloader(
     "aisfs",
     (
@@ -192,7 +194,7 @@ def aisfs(
     """Run the command line with an environment that holds only what is given."""
     words = [str(argument) for argument in arguments]
     # A mount without a log would make one of its own, and say where.
-    unlogged = {"AISFS_LOG_FILE": os.devnull, **_UNKEPT} if words[:1] == ["mount"] else {}
+    unlogged = {"AISFS_LOG_FILE": os.devnull} if words[:1] == ["mount"] else {}
     env = environment({**unlogged, **(env or {})})
 
     def start(out: IO[bytes], err: IO[bytes]) -> Started:
@@ -284,7 +286,7 @@ def mounted(
             mountpoint,
             [],
             [state / "daemon.log", state / "stderr"],
-            environment({**({} if keeper else _UNKEPT), **(env or {})}, home=state),
+            environment({**({"AISFS_KEEPER": "yes"} if keeper else {}), **(env or {})}, home=state),
         )
         try:
             start = _start_in_foreground if foreground else _start
