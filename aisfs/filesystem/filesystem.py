@@ -202,25 +202,23 @@ class FileSystem:
     async def restore(self, ino: int) -> None:
         """Find out again what a number stands for that the kernel knows from an earlier daemon of the mount.
 
-        If that is not there any more, the number is unknown from now on.
-
         Raises:
+            Stale: it is another version now, or gone.
             AisfsError: the store cannot say now.
         """
         if not self.inodes.is_earlier(ino):
             return
         slot = slot_of(ino)
-        said = self.inodes.earlier.get(slot)
-        if isinstance(said, FileName):
-            await self.restore(said.parent)
-            parent = self.inodes.node(said.parent)
-            found = await self.tree.find(parent, said.parent, said.name)
-            same = found is not None and self.inodes.number(found.node) == slot
-            said = found.node if found is not None and same else None
-        if said is None:
-            self.inodes.earlier.forget(slot)
-        else:
-            self.inodes.restored(slot, said)
+        node = self.inodes.earlier.get(slot)
+        if isinstance(node, FileName):
+            await self.restore(node.parent)
+            found = await self.tree.find(self.inodes.node(node.parent), node.parent, node.name)
+            if found is None or self.inodes.number(found.node) != slot:
+                what = "is gone" if found is None else "changed"
+                raise Stale(f"{os.fsdecode(node.name)} {what} since an earlier daemon showed it")
+            node = found.node
+        if node is not None:
+            self.inodes.restored(slot, node)
 
     def stands(self, node: Node, ino: int) -> bool:
         """Return whether an inode is still this node, with no change of its name under way."""

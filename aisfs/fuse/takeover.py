@@ -18,6 +18,8 @@ from aisfs.fuse.dispatcher import SILENT, Pending, Reply, failure
 from aisfs.metrics import Metrics
 
 _ABOUT_NO_INODE = frozenset({*SILENT, Opcode.INIT, Opcode.DESTROY})
+_CLOSES = frozenset({Opcode.FLUSH, Opcode.RELEASE, Opcode.RELEASEDIR})
+"""What can be read no more can still be closed."""
 
 
 class UnknownNumbers:
@@ -50,8 +52,8 @@ class UnknownNumbers:
         """Return whether a request is not to be handled now, or not any more."""
         if unique in self._resumed:
             self._resumed.discard(unique)
-            if self._pending.take(unique) is None:  # answered meanwhile, as its caller was ended
-                return True
+            # Else it was answered meanwhile, as its caller was ended.
+            return self._pending.take(unique) is None
         if opcode in _ABOUT_NO_INODE or not self._inodes.is_earlier(nodeid):
             return False
         self._pending.add(unique, opcode, pid, cancel=lambda: None)
@@ -73,7 +75,7 @@ class UnknownNumbers:
             problem = error
         for message in self._waiting.pop(slot):
             _, opcode, unique, *_ = abi.HEADER.unpack_from(message)
-            if problem is None:
+            if problem is None or opcode in _CLOSES:
                 self._resumed.add(unique)
                 self._resume(message)
             elif self._pending.take(unique) is not None:
