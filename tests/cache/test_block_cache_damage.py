@@ -10,6 +10,7 @@ import pytest
 
 from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.directory import HEADER, SEGMENT, STEP, CacheDirectory
+from aisfs.cache.ledger import Ledger
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
 from tests.cache.block_helpers import KIB, MIB, an_entry, check_accounts, data_files, du, fill, get
@@ -225,6 +226,26 @@ def test_damaged_ledger_is_an_empty_cache(tmp_path, filled, caplog, damage):
     cache.close()
     cache = BlockCache.open(tmp_path, LIMIT)
     assert all(get(cache, entry) for entry in filled)
+    cache.close()
+
+
+def test_what_could_not_be_recorded_is_recorded_later(tmp_path, monkeypatch, caplog):
+    cache = BlockCache.open(tmp_path, LIMIT)
+    entry = an_entry()
+    assert fill(cache, entry)
+
+    def fail(*_):
+        raise sqlite3.OperationalError("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "book", fail)
+        cache.sync()
+    assert "cache bypassed" in caplog.text
+    cache.sync()
+    check_accounts(cache)
+    cache.close()
+    cache = BlockCache.open(tmp_path, LIMIT)
+    assert get(cache, entry)
     cache.close()
 
 
