@@ -1,14 +1,17 @@
 """What writing to a segment takes of a real disk, at most, and how many segments are open."""
 
+import errno
 import os
 import random
 
 import pytest
 
+from aisfs.cache import segments
+from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.directory import HEADER, PAGE, start_writing
 from aisfs.cache.segments import OPEN_FILES, booked_bytes, part_bytes, write
 from aisfs.model import ByteRange
-from tests.cache.block_helpers import an_entry, fill, get
+from tests.cache.block_helpers import an_entry, data_files, fill, get
 
 
 def bisected(pages):
@@ -52,8 +55,6 @@ def test_disk_takes_no_more_than_charged(tmp_path, order, pages, burst):
 
 
 def test_few_files_are_open_at_a_time(tmp_path):
-    from aisfs.cache.block_cache import BlockCache
-
     before = len(os.listdir("/proc/self/fd"))
     cache = BlockCache.open(tmp_path, 64 * 2**20)
     entries = [an_entry(f"{n}", size=100) for n in range(OPEN_FILES + 50)]
@@ -62,3 +63,22 @@ def test_few_files_are_open_at_a_time(tmp_path):
     assert len(os.listdir("/proc/self/fd")) - before < 2 * OPEN_FILES + 20
     cache.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_bytes_that_the_disk_lost_are_not_trusted_when_their_file_is_opened_again(
+    tmp_path, monkeypatch
+):
+    """The kernel tells of the loss once, to the file that was open then."""
+    cache = BlockCache.open(tmp_path, 64 * 2**20)
+    lost = an_entry("lost", size=100)
+    assert fill(cache, lost)
+    cache.sync()
+    with data_files(tmp_path)[0].open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(100), HEADER)
+    errors = [OSError(errno.EIO, "lost")]
+    monkeypatch.setattr(segments, "lost_writes", lambda _: errors.pop() if errors else None)
+    monkeypatch.setattr(segments, "OPEN_FILES", 1)
+    assert fill(cache, an_entry("another", size=100))
+    assert not errors, "its file is closed"
+    assert not get(cache, lost)
+    cache.close()
