@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.names.listing import NAME_MAX
 from aisfs.core.views.merged import MergedView
 from aisfs.core.views.sample_views import flat_name, flat_rows, place_flat
 from aisfs.core.views.spec import Component, ViewSpec
@@ -58,6 +59,15 @@ def test_files_come_in_the_order_of_shards_and_tars():
 )
 def test_clashes(shards, names):
     assert [name for name, _, _ in listing(flat(*(index_of(*s) for s in shards)))] == names
+
+
+def test_only_a_file_whose_new_name_would_be_too_long_is_left_out():
+    longest = "a" * (NAME_MAX - len("~s1.jpg")) + ".jpg"
+    view = flat(index_of(longest), index_of(longest))
+    assert [len(name) for name, _, _ in listing(view)] == [len(longest), NAME_MAX]
+    view = flat(index_of("a" + longest), index_of("a" + longest))
+    assert listing(view) == [("a" + longest, 0, 0)]
+    assert view.skipped["clash"] == 1
 
 
 def test_incomplete_samples_are_left_out():
