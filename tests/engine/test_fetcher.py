@@ -298,6 +298,19 @@ async def test_what_the_disk_cache_has_lost_is_fetched_and_kept_again():
         assert setup.store.bytes_read == 8 * MIB
 
 
+async def test_wrong_content_does_not_count_as_on_its_way_to_disk_for_ever():
+    cache = FakeCache()
+    cache.verify_object = lambda entry, computed: False
+    async with fetching(4 * MIB, cache=cache, memory_limit=2 * MIB) as setup:
+        for _ in range(2):
+            cache.valid.clear()
+            dropped = trio.Event()
+            setup.fetcher._hooks.content_was_wrong = lambda *_, dropped=dropped: dropped.set()
+            with trio.fail_after(20):
+                assert await setup.read(0, 4 * MIB) == setup.content
+                await dropped.wait()
+
+
 async def test_what_is_mapped_is_not_read_ahead():
     """Nor while other bytes of the object are on their way."""
     cache = FakeCache()
