@@ -106,6 +106,18 @@ async def test_what_is_read_ahead_and_never_asked_for_stays_small(store, monkeyp
     assert store.bytes_read <= (30 + 10) * most
 
 
+async def test_what_was_read_ahead_and_asked_for_makes_room_for_more(monkeypatch):
+    store = MemoryStore(sink_in_thread=False, batches=True)
+    store.add_bucket(BUCKET)
+    shards = fill(store, 300)
+    index = await store.head(BUCKET, published_key(shards[-1].key))
+    monkeypatch.setattr(source_module, "AHEAD_BYTES", 64 * index.size)
+    async with source(store) as published:
+        for shard in shards:
+            assert await published.find(BUCKET, shard, Form.TAR) is not None
+    assert store.calls["read_many"] + store.calls["read_range"] < 30
+
+
 async def test_one_shard_costs_its_own_index_only(store):
     shards = fill(store, 100)
     async with source(store) as published:
