@@ -4,6 +4,7 @@ import pytest
 import trio
 
 from aisfs.cache.names import WOULD_WAIT, MetadataCache
+from aisfs.engine import overlay
 from aisfs.engine.listing import Lister
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
@@ -98,6 +99,18 @@ async def test_what_is_over_is_forgotten(lister: Lister, clock: Clock):
             clock.now += 50
         lister.overlay.settle(B, f"x{number}/y", ObjectInfo(f"x{number}/y", 1))
     assert len(lister.overlay._directories) < 2500
+
+
+async def test_a_directory_made_again_takes_no_place_among_the_removed_ones(
+    lister: Lister, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(overlay, "REMOVED_MAX", 3)
+    lister.overlay.remove(B, "gone/")
+    for _ in range(5):
+        lister.overlay.remove(B, "again/")
+        lister.overlay.set_pending(B, "again/", None)
+    assert lister.overlay.was_directory(B, "gone")
+    assert not lister.overlay.was_directory(B, "again")
 
 
 async def test_only_what_others_changed_is_news(lister: Lister, store: MemoryStore):
