@@ -12,11 +12,12 @@ from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.names.listing import Form
 from aisfs.engine import unpacker as unpacking
 from aisfs.engine.unpacker import Unpacker
-from aisfs.errors import ArchiveTooLarge, ShardDamaged, Stale, Unsupported
+from aisfs.errors import ArchiveTooLarge, ShardDamaged, Stale, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange
 from aisfs.stores.memory import MemoryStore
 from tests.engine.fetchers import fetcher_of
 from tests.support.archives import COMPRESSIONS, make_tar, text
+from tests.support.mounts import eventually
 
 BUCKET = Bucket("b")
 MIB = 1 << 20
@@ -165,6 +166,36 @@ async def test_too_large_is_told_once_and_leaves_nothing(store, tmp_path):
         assert store.bytes_read == before
     assert cache.statistics().used <= 20 * MIB
     cache.close()
+
+
+async def test_all_readers_fail_with_a_pass_also_one_whose_bytes_have_gone_by(
+    store, cache, monkeypatch
+):
+    shard = store.put(BUCKET, "x.tgz", COMPRESSIONS["tgz"](TAR))
+    async with unpacking_from(store, cache) as (fetcher, unpacker):
+        content = await opened(unpacker, shard)
+        lose(fetcher, cache, content)
+        monkeypatch.setattr(cache, "reserve", lambda *_, **__: None)
+        usual, under_way = unpacker._step, trio.Event()
+
+        def step(made, *args):
+            if made.position:
+                trio.from_thread.run_sync(under_way.set)
+                assert eventually(lambda: made.later)
+                raise Unavailable("injected")
+            return usual(made, *args)
+
+        monkeypatch.setattr(unpacker, "_step", step)
+
+        async def reader(start):
+            with pytest.raises(Unavailable):
+                await read(fetcher, content, ByteRange(start, start + 10))
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as readers:
+                readers.start_soon(reader, len(TAR) - 10)
+                await under_way.wait()
+                readers.start_soon(reader, 0)
 
 
 async def test_without_a_cache_or_a_version(store, cache):
