@@ -262,6 +262,26 @@ async def test_the_older_ones_of_a_name_stay_with_the_newest(
     assert names(directory) == ["k", "k"]
 
 
+async def test_of_what_is_forgotten_after_its_upload_the_newest_goes_last(
+    directory: Path, same_name: list[UnsentFile], monkeypatch: pytest.MonkeyPatch
+):
+    """As when it is killed in between: of an older one alone `aisfs recover` would offer outdated content."""
+    store, dropped, drop = MemoryStore(), list[UnsentFile](), UnsentFile.drop
+    store.add_bucket(Bucket("b"))
+
+    def drop_one(one: UnsentFile) -> None:
+        if dropped:
+            raise OSError(errno.ENOSPC, "no space")
+        dropped.append(one)
+        drop(one)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UnsentFile, "drop", drop_one)
+        await upload_acknowledged(store, same_name)
+    assert store._contents(Bucket("b")).objects["k"][1] == b"newer"
+    assert [one.written_ns for one in unsent_files(directory)] == [2000]
+
+
 async def test_one_of_the_version_that_is_there_goes_before_newer_ones_of_another(directory: Path):
     store = MemoryStore()
     theirs = store.put(Bucket("b"), "k", b"theirs")
