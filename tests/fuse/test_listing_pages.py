@@ -111,3 +111,17 @@ async def test_every_entry_is_counted_each_time(nursery: trio.Nursery, times: in
     for reply in taken:  # the kernel did not take them after all
         answers.undo(abi.Opcode.READDIRPLUS, reply)
     assert len(filesystem.inodes) == (1 if times == 1 else 101)
+
+
+async def test_names_listed_before_a_refresh_are_not_kept(nursery: trio.Nursery):
+    store = new_store()
+    for number in range(100):
+        store.put(BUCKET, f"{number:03}.jpg", b"x")
+    filesystem = build(store, nursery)
+    await filesystem.directory(ROOT, 0)
+    pages = replies(answers_of(filesystem), 4096)
+    assert all(timeout(whole) for _, _, whole in entries(next(pages)))
+    filesystem.inodes.validity.refreshed([ROOT])
+    later = [timeout(whole) for page in pages for _, _, whole in entries(page)]
+    assert later
+    assert not any(later)
