@@ -18,11 +18,14 @@ from typing import IO
 
 import pytest
 import requests
+from rich.console import Console
 
 from aisfs.core.index.published import ScanRules, decode_published
 from aisfs.core.names.listing import INDEX_DIRECTORY
 from aisfs.core.views.spec import LabelRule, LabelSource
+from aisfs.errors import ContentUnreadable
 from aisfs.model import ObjectInfo
+from aisfs.work.pack import PackOptions, pack, plan_pack
 from tests.mount.datasets import WITHOUT_TORCH
 from tests.support.archives import make_tar
 from tests.support.mounts import finish
@@ -465,6 +468,18 @@ def test_it_goes_on_after_an_error(tree, tmp_path, server):
     server.faults([])
     done = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
     assert "2 shards written, 3 were there" in done.stdout
+
+
+@pytest.mark.parametrize("now", [b"shorter", b"longer than it was before"], ids=len)
+async def test_a_file_that_changes_while_it_is_packed_is_named(tmp_path, now):
+    tree, shard = tmp_path / "tree", tmp_path / "s.tar"
+    tree.mkdir()
+    (tree / "a.txt").write_bytes(b"as it was found")
+    plan = await plan_pack([str(tree)], str(shard), {}, PackOptions(max_count=9, max_size=9999))
+    (tree / "a.txt").write_bytes(now)
+    with pytest.raises(ContentUnreadable, match=r"a\.txt: changed while it was packed"):
+        await pack(plan, {}, 1, Console(file=io.StringIO()))
+    assert not shard.exists()
 
 
 def test_dry_run_writes_nothing(tree, tmp_path):
