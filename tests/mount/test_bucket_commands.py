@@ -219,7 +219,8 @@ def test_rm(without_buckets: RunningServer, doomed: tuple[str, Path]):
 
 def test_rm_removes_published_indexes(without_buckets: RunningServer, tmp_path: Path):
     run = runner(without_buckets)
-    (without_buckets.root / "b").mkdir()
+    # As a release published it that had no bucket for indexes.
+    fill(without_buckets.root / "b/.aisfs-index", {"s-2.tar.idx": b"older"})
     fill(tmp_path / "tree", {"1.jpg": b"1", "2.jpg": b"2", "3.jpg": b"3"})
     served, out = without_buckets.root, tmp_path / "out"
     for place, indexes in (
@@ -231,7 +232,7 @@ def test_rm_removes_published_indexes(without_buckets: RunningServer, tmp_path: 
         lines(run("rm", place.replace("{0..}", "{0..1}")))
         assert left(indexes) == ["s-2.tar.idx"]
         lines(run("rm", place.replace("{0..}", "2")))
-        assert left(indexes) == []
+        assert left(indexes) == left(served / "b") == []
 
 
 def test_rm_names_what_cannot_be_removed(without_buckets: RunningServer):
