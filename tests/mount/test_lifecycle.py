@@ -207,6 +207,19 @@ def test_lazy_umount_while_a_file_is_open(server: RunningServer, mountpoint: Pat
         assert mount.wait_until_gone(), "the daemon stays after the last file was closed"
 
 
+def test_a_daemon_that_ends_late_leaves_the_next_mount_alone(
+    server: RunningServer, mountpoint: Path
+):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        file = os.open(mount.path / "x.txt", os.O_RDONLY)
+        assert aisfs("umount", mount.path, "--lazy").returncode == 0
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint, foreground=True) as following:
+            os.close(file)
+            assert eventually(lambda: not mount.living())
+            assert following.is_mounted()
+            assert (following.path / "x.txt").read_bytes() == b"x"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
 @pytest.mark.parametrize("foreground", [False, True], ids=["daemon", "foreground"])
 def test_signals(number: signal.Signals, foreground: bool, server: RunningServer, mountpoint: Path):
