@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -94,6 +95,17 @@ def test_a_name_that_was_missing(server: RunningServer, mount: Mount):
     assert not path.exists()
     refresh(mount, str(path))
     assert path.read_bytes() == b"here"
+
+
+def test_a_directory_that_others_removed(tmp_path: Path, mountpoint: Path):
+    fill(tmp_path / "source", {"d/file": b"1", "other": b"2"})
+    with mounted(str(tmp_path / "source"), mountpoint, options=LONG) as mount:
+        assert sorted(os.listdir(mountpoint)) == ["d", "other"]
+        shutil.rmtree(tmp_path / "source" / "d")
+        assert (mountpoint / "d").is_dir()
+        refresh(mount, "d")
+        assert not (mountpoint / "d").exists()
+        assert os.listdir(mountpoint) == ["other"]
 
 
 def test_a_program_keeps_its_directory(
