@@ -220,6 +220,24 @@ def test_what_a_full_disk_has_refused_is_not_uploaded(
         assert place.stored("f") == old
 
 
+def test_who_has_a_file_open_sees_it_as_before_what_a_full_disk_has_refused(
+    full_disk: Path, tmp_path: Path
+):
+    options = ["--staging-dir", str(full_disk / "staging")]
+    with writable(tmp_path, options=options, expected_log=["No space left"]) as place:
+        place.put("f", OLD)
+        with open(place.path / "f", "rb", buffering=0) as reader:
+            before = os.fstat(reader.fileno())
+            writer = os.open(place.path / "f", os.O_WRONLY | os.O_TRUNC)
+            with filled(full_disk), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                os.write(writer, NEW)
+            with suppress(OSError):
+                os.close(writer)
+            assert eventually(lambda: os.fstat(reader.fileno()).st_size == len(OLD))
+            assert os.fstat(reader.fileno()).st_mtime_ns == before.st_mtime_ns
+            assert reader.read() == OLD
+
+
 def map_into(path: Path, offset: int, piece: bytes) -> None:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[offset : offset + len(piece)] = piece
