@@ -26,6 +26,7 @@ import signal
 import socket
 import sys
 import time
+from array import array
 from contextlib import suppress
 from typing import Any
 
@@ -228,9 +229,7 @@ class Keeper:
         if daemon.end is None:
             return
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                daemon.end, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-            )
+            data, descriptors = received(daemon.end, 1, socket.MSG_DONTWAIT)
         except OSError:
             data, descriptors = b"", []
         if not data:
@@ -408,6 +407,20 @@ def send(daemon: Daemon, message: dict[str, object]) -> None:
     if daemon.end is not None:
         with suppress(OSError):
             daemon.end.send(json.dumps(message).encode())
+
+
+def received(end: socket.socket, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """Return a message and at most so many descriptors beside it, which no child inherits.
+
+    `socket.recv_fds` takes no notice of its flags.
+    """
+    room = socket.CMSG_SPACE(4 * most)
+    data, ancillary, _, _ = end.recvmsg(MESSAGE_MAX, room, flags | socket.MSG_CMSG_CLOEXEC)
+    descriptors = array("i")
+    for _, kind, content in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content)
+    return data, list(descriptors)
 
 
 def reap(pid: int) -> int | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aisfs.system.keeper import received
 from aisfs.system.threads import any_thread, ask_to_end, start_service_thread
 
 log = logging.getLogger(__name__)
@@ -214,9 +215,7 @@ def take_over(fd: int) -> Keeping:
     """Return the connection of a daemon that goes on with a mount; `fd` is its socket."""
     os.set_inheritable(fd, False)
     end = socket.socket(fileno=fd)
-    data, descriptors, _, _ = socket.recv_fds(
-        end, _MESSAGE_MAX, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-    )
+    data, descriptors = received(end, _DESCRIPTORS)
     said = json.loads(data)["takeover"]
     device, options, first, second, trace = descriptors
     takeover = Takeover(
