@@ -411,10 +411,10 @@ def daemons(mountpoint: Path) -> list[int]:
                 continue
             is_keeper = any(word.endswith(b"/keeper.py") for word in arguments)
             if b"mount" in arguments or is_keeper:
-                found.append((is_keeper or not _holds_fuse(entry), int(entry.name)))
+                found.append((is_keeper, not _holds_fuse(entry), int(entry.name)))
         except OSError:
             continue  # it has ended meanwhile
-    return [pid for _, pid in sorted(found)]
+    return [pid for _, _, pid in sorted(found)]
 
 
 def _holds_fuse(entry: Path) -> bool:
