@@ -1,9 +1,10 @@
-"""Small files of the cache: member indexes, so that a shard is scanned once and not once per mount, and listings
-of large directories, so that a remount need not list what was listed just now.
+"""Small files of the cache: member indexes, so that a shard is scanned once and not once per mount; listings
+of large directories, so that a remount need not list what was listed just now; inode numbers, for file handles.
 
     <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     as `core.index.published` writes it, with labels
     <directory>/v1/listings/<sha256 of the cluster>/<sha256 of the rest of the identity>.aisl
-    <directory>/v1/{indexes,listings}/lock                        how many bytes the files take
+    <directory>/v1/numbers/<hh>/<sha256 of the source>.aisn       inode numbers that file handles may have
+    <directory>/v1/{indexes,listings,numbers}/lock                        how many bytes the files take
 
 An index says of which version of a shard it is, a listing has its complete identity; that is compared on load, and
 files check themselves. What this machine has kept is not checked again for what no scan finds. Invariants:
@@ -61,6 +62,7 @@ _LAYOUT = "v1"
 _TEMPORARY = ".tmp"
 _LOCK = "lock"
 _BLOCK = 4096  # what the usual file systems give to the smallest file
+_SUM = struct.Struct("=I")  # a checksum before what is kept
 _KEPT_EIGHTHS = 7  # after an eviction: the next one is a while off
 _LOCK_SECONDS = 2.0  # a put takes milliseconds, but a stopped daemon keeps the lock
 _TOUCH_SECONDS = 3600  # how exactly the age of entries is known; saves a write per read
@@ -459,6 +461,53 @@ class ListingCache:
     def _path(self, identity: list[str]) -> Path:
         name = sha256(msgspec.msgpack.encode(identity)).hexdigest()
         return self._files.path(self._folder, name)
+
+
+@any_thread
+class NumberCache:
+    """What the inode numbers of earlier mounts of one source stood for, as `filesystem.takeover` notes it.
+
+    For file handles, which a client of NFS keeps for longer than a mount lasts. Methods wait for the disk, and raise
+    nothing.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int, *, scope: str = "") -> None:
+        """Keep them below a directory, `limit_bytes` of all sources together; `scope` says which source this is."""
+        self._files = _SmallFiles(
+            directory / _LAYOUT / "numbers", ".aisn", limit_bytes, only_own=True
+        )
+        self.most = limit_bytes // 2
+        """Bytes that `put` takes."""
+        name = sha256(scope.encode(errors="surrogatepass")).hexdigest()
+        self._path = self._files.path(name[:2], name)
+
+    def get(self) -> bytes:
+        """Return what was kept; nothing if it is damaged."""
+        try:
+            data = self._files.load(self._path)
+            if len(data) >= _SUM.size and _SUM.unpack_from(data)[0] == zlib.crc32(
+                data[_SUM.size :]
+            ):
+                return data[_SUM.size :]
+            log.info("inode numbers of earlier mounts in %s are damaged", self._path)
+        except FileNotFoundError:
+            return b""
+        except (OSError, ValueError) as error:
+            log.info("inode numbers of earlier mounts cannot be read: %s", error)
+        with suppress(OSError):
+            remove(self._path)
+        return b""
+
+    def put(self, data: bytes) -> None:
+        """Keep this instead, if possible."""
+        try:
+            self._files.store(self._path, _SUM.pack(zlib.crc32(data)) + data)
+        except (OSError, ValueError) as error:
+            log.info("inode numbers are not kept: %s", error)
+
+    def clear(self) -> None:
+        """Remove those of all sources; see `_SmallFiles.clear`."""
+        self._files.clear()
 
 
 def _encode(identity: list[str], made: float, prefix: str, listing: Listing) -> bytes:

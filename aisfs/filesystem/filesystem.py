@@ -158,6 +158,8 @@ class FileSystem:
         """Look a name up and count the lookup; None when it is missing."""
         if len(name) > NAME_MAX:
             raise NameTooLong(f"{os.fsdecode(name)!r} is longer than {NAME_MAX} bytes")
+        if name in (b".", b".."):
+            return await self._by_number(parent, name)
         node = await self.settled(parent)
         if isinstance(node, ShardNode):
             check_directory(node, parent)
@@ -173,6 +175,35 @@ class FileSystem:
             raise NotADirectory(f"{_name(node)} is not a directory")
         found = await self.tree.find(node, parent, name)
         return self.inodes.counted(found) if found is not None else None
+
+    async def _by_number(self, ino: int, name: bytes) -> Entry:
+        """Return the entry of an inode itself, or of the directory that it is in.
+
+        The kernel asks so for what a file handle names, of which it may know nothing else, and connects it to the tree.
+        """
+        if ino != ROOT and self.inodes.get(ino) is None:
+            if not self.inodes.is_earlier(ino):
+                await trio.to_thread.run_sync(self.inodes.find_forgotten)
+            await self.restore(ino)
+        node = self.inodes.node(ino)
+        if name == b"..":
+            ino, node = await self._above(ino, node)
+        self.inodes.remember(ino, node)
+        return Entry(name, await self.getattr(ino), 0.0)
+
+    async def _above(self, ino: int, node: Node) -> tuple[int, Node]:
+        """Return the directory that a directory is in."""
+        if isinstance(node, ShardNode) and not is_folder(ino):
+            path = await self.folders.path_of(node, ino)
+            above = os.path.dirname(path)
+            first = self.inodes.number(node)
+            if not above:
+                return directory_number(first, 0), node
+            return (await self.folders.resolve(node, first, above)).attr.ino, node
+        if isinstance(node, ShardNode | FileNode):
+            await self.restore(node.parent)
+            return node.parent, self.inodes.node(node.parent)
+        return self.inodes.parent_of(node) or (ROOT, self._root)
 
     async def settled(self, ino: int) -> Node:
         """Return the node of an inode, once no change of its name is under way.

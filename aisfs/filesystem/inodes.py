@@ -49,6 +49,7 @@ from aisfs.filesystem.nodes import (
     Entry,
     FileNode,
     FileRun,
+    MergedDirectoryNode,
     Node,
     ObjectNode,
     ProviderNode,
@@ -57,7 +58,7 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
-from aisfs.filesystem.takeover import EarlierNumbers, NumberLog, records
+from aisfs.filesystem.takeover import EarlierNumbers, Forgotten, NumberLog, records
 from aisfs.filesystem.trees import Found, FoundMember, Names, Objects
 from aisfs.filesystem.written import DirectoryAttributes, WrittenFile, WrittenFiles
 from aisfs.stores.posix_metadata import mtime_of, with_type
@@ -398,6 +399,8 @@ class Inodes:
         """Where is noted what the kernel knows, for the next daemon of the mount."""
         self.earlier = EarlierNumbers(b"")
         """What the kernel knows from the daemons before."""
+        self.forgotten: Forgotten | None = None
+        """What it has forgotten, and a file handle may name."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -496,6 +499,20 @@ class Inodes:
         for _, (parent, name) in self.earlier.files():  # wherever they are: it does no harm
             yield parent, name
 
+    def parent_of(self, node: Node) -> tuple[int, Node] | None:
+        """Return the directory above a directory that is not in a shard; None for one whose number says it."""
+        match node:
+            case DirectoryNode(bucket, prefix) if prefix and node != self.table.get(ROOT):
+                parent, slash, _ = prefix.removesuffix("/").rpartition("/")
+                above: Node = DirectoryNode(bucket, parent + slash)
+            case DirectoryNode(bucket) if node != self.table.get(ROOT):
+                above = ProviderNode(bucket.provider)
+            case MergedDirectoryNode(layout, path, generation) if b"/" in path:
+                above = MergedDirectoryNode(layout, path.rpartition(b"/")[0], generation)
+            case _:
+                return None
+        return self._number_of(above), above
+
     def _entry_of(self, node: Node) -> tuple[int, bytes] | None:
         """Return where an inode is found; None where its number says that it never changes."""
         match node:
@@ -568,7 +585,10 @@ class Inodes:
     def forget(self, ino: int, count: int) -> bool:
         """Take back `count` lookups; returns whether the kernel knows the inode no more."""
         with self._lock:
+            node = self.table.get(ino) if self.forgotten is not None else None
             gone = self.table.forget(ino, count)
+            if gone and node is not None and self.forgotten is not None:
+                self.forgotten.add(slot_of(ino), node)
             if self.log is not None and (gone or self.table.get(ino) is None):
                 self.earlier.forget(slot_of(ino))
                 self.log.forgot(slot_of(ino))
@@ -590,6 +610,16 @@ class Inodes:
         """Return whether only an earlier daemon has known a number so far."""
         slot = slot_of(ino)
         return slot in self.earlier and self.table.get(slot) is None
+
+    def lasting(self) -> bytes:
+        """Return what file handles may name after the end of this mount."""
+        return self.forgotten.lasting(self.known()) if self.forgotten is not None else b""
+
+    def find_forgotten(self) -> None:
+        """Know again what file handles may name. Waits for the disk."""
+        if self.forgotten is not None:
+            found = chain(self.forgotten.records(), self.earlier.records())
+            self.earlier = EarlierNumbers(b"".join(found))
 
     def restored(self, ino: int, node: Node) -> None:
         """Know again what an earlier daemon has told the kernel. The count of lookups is a lower bound.

@@ -17,7 +17,8 @@ Each record is
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from struct import Struct
 from typing import Any, NamedTuple
@@ -120,6 +121,40 @@ class NumberLog:
         self._log, self._other = self._other, self._log
         self._end = length + len(news)
         os.ftruncate(self._other, 0)
+
+
+class Forgotten:
+    """The numbers that the kernel knew: a file handle, as a client of NFS keeps it, has no more than the number."""
+
+    def __init__(self, most: int, load: Callable[[], bytes]) -> None:
+        """Keep so many bytes of records; `load` returns those of earlier mounts, and may wait for the disk."""
+        self.most = most
+        self._load = load
+        self._records: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, number: int, node: Node) -> None:
+        """Keep what a number stood for that the kernel forgets."""
+        if isinstance(node, FileNode):
+            record = _files_record(node.parent, [number], [node.name])
+        else:
+            record = _node_record(number, node)
+        self._records.append(record)
+        self._size += len(record)
+        while self._size > self.most:
+            self._size -= len(self._records.popleft())
+
+    def records(self) -> Iterator[bytes]:
+        """Return all of them, those of earlier mounts first. Waits for the disk."""
+        return iter([self._load(), *self._records])
+
+    def lasting(self, known: Iterable[tuple[int, Node]]) -> bytes:
+        """Return what the next mount may be asked for: what is known now comes last, and is not cut."""
+        data = b"".join((*self.records(), *records(known)))
+        at = 0
+        while len(data) - at > self.most:
+            at += _RECORD.size + _RECORD.unpack_from(data, at)[0]
+        return data[at:]
 
 
 def records(known: Iterable[tuple[int, Node]]) -> Iterator[bytes]:

@@ -87,6 +87,8 @@ class InitFlag(IntFlag):
     """Flags of INIT that matter here."""
 
     ATOMIC_O_TRUNC = 1 << 3
+    EXPORT_SUPPORT = 1 << 4
+    """It may look up "." and ".." of any number: what a server of NFS exports needs that."""
     AUTO_INVAL_DATA = 1 << 12
     DO_READDIRPLUS = 1 << 13
     NO_OPEN_SUPPORT = 1 << 17

@@ -19,6 +19,9 @@ from aisfs.fuse.listing_pages import ListingPages
 from aisfs.fuse.requests import CHANGEABLE, WaitingReads, WriteHandlers
 from aisfs.system.threads import any_thread
 
+_BY_NUMBER = (b".", b"..")
+"""Names by which the kernel asks what a number stands for, and what is above it."""
+
 
 class Handlers:
     """The handlers of a mount. All methods run in the dispatcher, but `undo`."""
@@ -56,7 +59,7 @@ class Handlers:
         self._pages = ListingPages(answers, filesystem, ahead=writes is None)
         self._forget = filesystem.forget if writes is None else writes.forget
         """Takes back lookups; for any thread."""
-        self.wanted = InitFlag.PARALLEL_DIROPS
+        self.wanted = InitFlag.PARALLEL_DIROPS | InitFlag.EXPORT_SUPPORT
         """What the kernel is to do if it can."""
         self.without = InitFlag.ATOMIC_O_TRUNC
         """What it is not to do."""
@@ -103,6 +106,8 @@ class Handlers:
     def lookup(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
         name = abi.name_of(message)
+        if name in _BY_NUMBER:
+            return FORWARD
         entry = self._answers.try_lookup(nodeid, name)
         if entry is WOULD_WAIT:
             return FORWARD

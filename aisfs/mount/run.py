@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from aisfs.errors import AccessDenied, AisfsError, SourceMissing
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers, Members
 from aisfs.filesystem.inodes import ShardFolders
 from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker
-from aisfs.filesystem.takeover import NumberLog
+from aisfs.filesystem.takeover import Forgotten, NumberLog
 from aisfs.filesystem.trees import Names, Tree
 from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
@@ -36,7 +36,7 @@ from aisfs.mount.memory import memory_limits
 from aisfs.mount.monitoring import About, Health, MetricsServer, describe, listen, serve_metrics
 from aisfs.mount.plan import MountPlan, check_places
 from aisfs.mount.recovery import build_write_layer, upload_rest
-from aisfs.mount.services import CLOCK, Services, open_services
+from aisfs.mount.services import CLOCK, Services, open_numbers, open_services
 from aisfs.settings import TreeSettings, View
 from aisfs.system import daemon
 from aisfs.system.keeping import Keeping, can_keep
@@ -173,9 +173,17 @@ class _Launch:
         self._start = start
         self._health = health
         self._end = end
+        self.keep_numbers: Callable[[], None] = lambda: None
+        """Keeps for the next mount what inode numbers stand for. Waits for the disk."""
         self.keeping: Keeping | None = None
         """Of a mount that outlives its daemon."""
         self._telling = trio.CancelScope()
+
+    @asynccontextmanager
+    async def numbers(self) -> AsyncIterator[None]:
+        """Keep at the end of the block what file handles of this mount name."""
+        yield
+        await trio.to_thread.run_sync(self.keep_numbers)
 
     async def tell(self) -> None:
         """Say how far the shards are until they are all open, if the start waits for them."""
@@ -301,7 +309,7 @@ async def _serve(
                 )
                 services.nursery.start_soon(about.sample)
                 session = await _build(plan, services, launch, warnings, about, keeping)
-                async with serve_metrics(server, health):
+                async with serve_metrics(server, health), launch.numbers():
                     await session.serve(plan.mountpoint, _kernel_options(plan))
             with trio.move_on_after(GRACE_SECONDS):
                 await services.flush()
@@ -365,6 +373,10 @@ async def _build(
     if not plan.kernel.fastpath:
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)
+    if services.blocks is not None:
+        numbers = open_numbers(plan, services.blocks)
+        filesystem.inodes.forgotten = Forgotten(numbers.most, numbers.get)
+        launch.keep_numbers = lambda: numbers.put(filesystem.inodes.lasting())
     if keeping is not None:
         await _keep(keeping, services, filesystem, launch)
     return _build_fast_path(services, operations, filesystem, write, keeping)

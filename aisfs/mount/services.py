@@ -11,7 +11,7 @@ import trio
 
 from aisfs.cache.block_cache import LEAST, BlockCache
 from aisfs.cache.directory import CacheDirectory
-from aisfs.cache.files import IndexCache, ListingCache
+from aisfs.cache.files import IndexCache, ListingCache, NumberCache
 from aisfs.cache.names import MetadataCache
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.sources import DatasetSource, Source
@@ -56,7 +56,7 @@ INDEX_SHARE = 16
 INDEX_DISK_LIMIT = 2**30
 """Indexes take a sixteenth of the disk cache, but never more than this: some 200 million members."""
 LISTING_SHARE = 16
-"""Listings take at most a sixteenth of what indexes may: 40 MiB of 10 GiB, about a million names."""
+"""Listings take at most a sixteenth of what indexes may: 40 MiB of 10 GiB, about a million names. So do inode numbers."""
 CLOCK = time.monotonic
 """The clock by which listings expire; unlike trio's own, any thread may ask it."""
 
@@ -323,6 +323,12 @@ def _open_listings(plan: SourcePlan, blocks: BlockCache) -> ListingCache:
     )
 
 
+def open_numbers(plan: SourcePlan, blocks: BlockCache) -> NumberCache:
+    """Return where inode numbers are kept for the next mount of the same."""
+    scope = f"{origin_of(plan)} {plan.source} {plan.keys} {plan.view}"
+    return NumberCache(plan.cache.cache_dir, _index_limit(blocks) // LISTING_SHARE, scope=scope)
+
+
 def _index_sources(
     plan: SourcePlan,
     opened: OpenSource,
@@ -358,7 +364,7 @@ def _open_indexes(plan: SourcePlan, blocks: BlockCache) -> IndexCache:
     # Without published indexes, what other mounts have kept of them is not wanted either.
     scope += "" if plan.tree.published_index else " unpublished"
     limit = _index_limit(blocks)
-    room = limit - limit // LISTING_SHARE
+    room = limit - 2 * (limit // LISTING_SHARE)
     return IndexCache(plan.cache.cache_dir, room, scan=plan.scan, scope=scope)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aisfs.cache.block_cache import BlockCache
 from aisfs.cache.directory import LAYOUT, CacheDirectory
-from aisfs.cache.files import IndexCache, ListingCache
+from aisfs.cache.files import IndexCache, ListingCache, NumberCache
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.settings import CacheSettings
 
@@ -37,6 +37,7 @@ def clear(cache_dir: Path | None) -> bool:
     directory = _existing(cache_dir)
     IndexCache(directory, 0).clear()  # first: the ledger may need the room
     ListingCache(directory, 0).clear()
+    NumberCache(directory, 0).clear()
     try:
         with existing_cache(cache_dir) as blocks:
             blocks.clear()
