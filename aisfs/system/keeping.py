@@ -188,7 +188,11 @@ def keep(mountpoint: Path, words: Sequence[str], directory: str, options: bytes)
 
 
 def _command() -> list[str]:
-    return [sys.executable] if _is_frozen() else [sys.executable, "-m", "aisfs"]
+    """Return what starts the installed program, with no module from the directory where the mount was typed."""
+    if _is_frozen():
+        return [sys.executable]
+    in_clone = sys.path[0] == str(PROGRAM.parents[2])
+    return [sys.executable, *([] if in_clone else ["-P"]), "-m", "aisfs"]
 
 
 def _is_frozen() -> bool:
