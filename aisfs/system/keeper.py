@@ -97,13 +97,17 @@ class Daemon:
 
     def killed(self) -> tuple[str, int]:
         """Return its control group, and how many processes in it were killed for lack of memory."""
-        try:
-            with open(f"/proc/{self.pid}/cgroup") as file:
-                path = next(line for line in file if line.startswith("0::"))[3:].strip()
-            with open(f"/sys/fs/cgroup{path}/memory.events") as file:
-                return path, next(int(line.split()[1]) for line in file if line[:9] == "oom_kill ")
-        except (OSError, StopIteration, ValueError):
-            return "", 0
+        with suppress(OSError), open(f"/proc/{self.pid}/cgroup") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                counts = f"/sys/fs/cgroup{path}/memory.events"
+                if controllers:  # the first version of control groups
+                    counts = f"/sys/fs/cgroup/{controllers}{path}/memory.oom_control"
+                with suppress(OSError), open(counts) as found:
+                    for count in found:
+                        if count.startswith("oom_kill "):
+                            return path, int(count.split()[1])
+        return "", 0
 
     def has_died(self) -> bool:
         """Return whether it has ended, or waits for one of its threads that hangs in the kernel.
