@@ -30,8 +30,9 @@ from array import array
 from contextlib import suppress
 from typing import Any
 
-PAUSES = (0.0, 0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each start of a daemon in a row of daemons that died at once. After the last one the keeper gives up."""
+PAUSES = (0.0, 0.0, 0.0, 0.5, 1.0, *[2.0] * 15)
+"""Seconds before each start in a row of daemons that died at once. After the last one the keeper gives up: readers wait
+meanwhile, for less than a minute."""
 AT_ONCE_SECONDS = 1.0
 """A daemon that served this long did not die at once."""
 AGAIN_SECONDS = 10.0
