@@ -90,6 +90,14 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("aisfs refresh /mnt/pets train", "The same for one directory."),
         Example("aisfs refresh /mnt/pets train/0001.tar", "For the directory of one object."),
     ),
+    "upgrade": (
+        Example(
+            "aisfs upgrade",
+            "Go on with all mounts of this user, for example after an installation.",
+        ),
+        Example("aisfs upgrade /mnt/pets", "Go on with one mount, with what its profile says now."),
+        Example("aisfs upgrade @pets @cars", "Mounts of two profiles."),
+    ),
     "doctor": (
         Example("aisfs doctor", "Check this machine, and the cluster of AIS_ENDPOINT."),
         Example("aisfs doctor ais://pets", "Also check that this bucket can be mounted."),

@@ -75,6 +75,9 @@ COMMANDS = {
         "umount": _Command("Unmount.", "commands.main:umount"),
         "refresh": _Command("Show what is in the cluster now.", "commands.status:refresh"),
         "flush": _Command("Wait until what was written is uploaded.", "commands.status:flush"),
+        "upgrade": _Command(
+            "Let the installed version go on with mounts.", "commands.status:upgrade"
+        ),
         "warm": _Command("Fill the disk cache before training.", "commands.cache:warm_up"),
     },
     "Shards": {

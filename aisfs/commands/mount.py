@@ -203,41 +203,39 @@ def mount(
         from aisfs.settings import LogSettings, use_file
         from aisfs.system.keeping import take_over
 
-    keeping = take_over(takeover) if takeover is not None else None
-    left = mount_start.left_behind(keeping) if keeping is not None else None
-    if keeping is not None and left is not None:
-        return mount_start.go_on(keeping, left, foreground=foreground)
-    if not where:
-        raise click.UsageError("expected [SOURCE…] MNT")
-    _, said = _sort(options, typed, sloppy=sloppy)
-    config = Path(str(said.pop("config"))) if "config" in said else config
-    use_file(config)
-    profile = where[0][1:] if where[0].startswith("@") else None
-    where, options, described = expand_profile(where, options)
-    kernel, named = _sort(options, typed, sloppy=sloppy)
-    set_here = without_unset(typed)
-    own = {**named, **set_here}
-    named = {**described, **named}
-    named.pop("config", None)
-    kernel |= {"allow_other"} if named.pop("allow_other", None) or allow_other else set()
-    given = with_switched_off({**named, **set_here})
-    *sources, mountpoint = where
-    if ("://" in mountpoint or mountpoint.startswith("@")) and not Path(mountpoint).is_dir():
-        raise click.UsageError(_without_mountpoint(sources, mountpoint))
-    plan = plan_mount(sources, Path(mountpoint), kernel, given)
-    logs = load(LogSettings, given)
-    view = mount_start.what_is_shown(plan, given)
-    asked = Given(plan, own, profile, logs, config, view)
-    if keeping is not None:
-        return mount_start.go_on(keeping, asked, foreground=foreground)
-    mounts.check(plan)
+    def asked() -> Given:
+        if not where:
+            raise click.UsageError("expected [SOURCE…] MNT")
+        _, said = _sort(options, typed, sloppy=sloppy)
+        file = Path(str(said.pop("config"))) if "config" in said else config
+        use_file(file)
+        profile = where[0][1:] if where[0].startswith("@") else None
+        places, words, described = expand_profile(where, options)
+        kernel, named = _sort(words, typed, sloppy=sloppy)
+        set_here = without_unset(typed)
+        own = {**named, **set_here}
+        named = {**described, **named}
+        named.pop("config", None)
+        kernel |= {"allow_other"} if named.pop("allow_other", None) or allow_other else set()
+        given = with_switched_off({**named, **set_here})
+        *sources, mountpoint = places
+        if ("://" in mountpoint or mountpoint.startswith("@")) and not Path(mountpoint).is_dir():
+            raise click.UsageError(_without_mountpoint(sources, mountpoint))
+        plan = plan_mount(sources, Path(mountpoint), kernel, given)
+        view = mount_start.what_is_shown(plan, given)
+        return Given(plan, own, profile, load(LogSettings, given), file, view)
+
+    if takeover is not None:
+        return mount_start.go_on(take_over(takeover), asked, foreground=foreground)
+    given = asked()
+    mounts.check(given.plan)
     if fake:
         return Exit.OK
-    own_log = start_logging(logs, foreground=foreground, mountpoint=plan.mountpoint)
+    own_log = start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
     words = ctx.meta[_WORDS]
     if foreground:
-        return mount_start.run_in_foreground(asked, words)
-    return mount_start.run_in_background(asked, words, own_log)
+        return mount_start.run_in_foreground(given, words)
+    return mount_start.run_in_background(given, words, own_log)
 
 
 def _without_mountpoint(words: Sequence[str], last: str) -> str:

@@ -26,6 +26,7 @@ from aisfs.errors import AisfsError, ConfigError
 from aisfs.mount.plan import MountPlan, load
 from aisfs.redaction import escaped, shown
 from aisfs.settings import (
+    KernelSettings,
     LogSettings,
     TreeSettings,
     ViewSettings,
@@ -271,15 +272,35 @@ class Given:
         return Reload(self.typed, self.profile, self.logs, start)
 
 
-_IN_THE_TREE = ("shards", "recursive", "magic", "ignore_zeros", "encoding", "scan", "writable")
-"""Options, besides those of views, that decide which names there are and what is in them."""
+_MAY_CHANGE = frozenset(
+    {
+        "lazy",
+        "strict",
+        "attr_ttl",
+        "list_ttl",
+        "negative_ttl",
+        "published_index",
+        "shard_index",
+        "list_xattrs",
+    }
+)
+"""Options of views and trees that decide neither which names there are, nor what the kernel remembers of them."""
+_MUST_STAY = (*ViewSettings.options, *TreeSettings.options, *KernelSettings.options, "writable")
 
 
 def what_is_shown(plan: MountPlan, given: Mapping[str, object]) -> Mapping[str, str]:
     """Return the options of a mount that must stay while it lasts: the kernel remembers what came of them."""
-    names = (*ViewSettings.options, *_IN_THE_TREE)
-    options = {f"--{name.replace('_', '-')}": given[name] for name in names if name in given}
-    return {"SOURCE": str(plan.source)} | {name: str(value) for name, value in options.items()}
+    settings = (load(ViewSettings, given), plan.tree, plan.kernel, plan.writing)
+    shown = {
+        "MNT": os.path.abspath(plan.mountpoint),
+        "SOURCE": str(plan.source),
+        "-o": ",".join(sorted(plan.options)),
+    }
+    for name in _MUST_STAY:
+        if name not in _MAY_CHANGE:
+            value = next(getattr(each, name) for each in settings if name in each.options)
+            shown[f"--{name.replace('_', '-')}"] = "" if value in (None, "", ()) else str(value)
+    return shown
 
 
 def _keep(given: Given, words: Sequence[str], directory: str) -> Keeping | None:
@@ -288,7 +309,11 @@ def _keep(given: Given, words: Sequence[str], directory: str) -> Keeping | None:
 
     if not mounts.can_outlive(given.plan):
         return None
-    return keep(given.plan.mountpoint, words, directory, _pickled(given))
+    # As the kernel will call it; by now it may still be touched.
+    mountpoint = os.path.realpath(given.plan.mountpoint)
+    inside = Path(os.path.realpath(directory)).is_relative_to(mountpoint)
+    # A daemon must not wait for itself, and nothing of ours may keep the mount busy.
+    return keep(mountpoint, words, "/" if inside else directory, _pickled(given))
 
 
 def _pickled(given: Given) -> bytes:
@@ -296,7 +321,7 @@ def _pickled(given: Given) -> bytes:
     return header + b"\n" + pickle.dumps(given)
 
 
-def left_behind(keeping: Keeping) -> Given | None:
+def _left_behind(keeping: Keeping) -> Given | None:
     """Return what the daemon before was started with; None if the configuration is to be read again, as for an upgrade."""
     header, _, rest = keeping.options.partition(b"\n")
     if keeping.is_upgrade or json.loads(header)["version"] != __version__:
@@ -308,13 +333,40 @@ def left_behind(keeping: Keeping) -> Given | None:
     return given
 
 
-def go_on(keeping: Keeping, given: Given, *, foreground: bool) -> int:
-    """Serve the mount of another daemon; return the exit code."""
+def go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> int:
+    """Serve the mount of another daemon; return the exit code.
+
+    Args:
+        keeping: The connection to its keeper.
+        asked: Returns what the words of the mount, the environment and the configuration files ask for now.
+        foreground: Whether the mount was started so.
+    """
+    try:
+        _go_on(keeping, asked, foreground=foreground)
+    except AisfsError as error:
+        code = exit_code(error)
+        keeping.failed(shown(str(error)), again=code == Exit.UNREACHABLE)
+        log.error("%s", error)
+        return code
+    except click.ClickException as error:
+        keeping.failed(shown(error.format_message()), again=False)
+        return Exit.USAGE
+    except Exception as error:
+        keeping.failed(shown(f"unexpected {type(error).__name__}: {error}"), again=False)
+        log.exception("the mount ended on a bug in aisfs, please report it")
+        return Exit.FAILURE
+    return Exit.OK
+
+
+def _go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> None:
     from aisfs.mount import run as mounts
 
     takeover = keeping.takeover
     assert takeover is not None, "the keeper starts this with a mount"
+    given = _left_behind(keeping) or asked()
     start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
+    if not foreground:
+        os.chdir("/")  # else the current directory could not be unmounted
     warnings = RecentWarnings()
     warnings.attach()
     if takeover.cause:
@@ -324,34 +376,32 @@ def go_on(keeping: Keeping, given: Given, *, foreground: bool) -> int:
     for line in takeover.trace.splitlines():
         log.error("the daemon before: %s", line)
     reload = None if foreground and os.isatty(0) else given.reload(foreground=foreground)
-    try:
-        _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
-        trio.run(mounts.run, given.plan, _Silent(), warnings, reload, keeping)
-    except AisfsError as error:
-        code = exit_code(error)
-        keeping.failed(shown(str(error)), again=code == Exit.UNREACHABLE)
-        log.error("%s", error)
-        return code
-    return Exit.OK
+    _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
+    trio.run(mounts.run, given.plan, _GoingOn(keeping, given), warnings, reload, keeping)
 
 
 def _check_shown(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name, "not given"), now.get(name, "not given")
-        if was != is_now:
+    for name in sorted(before.keys() & now.keys()):  # another version may have more
+        if before[name] != now[name]:
+            was, is_now = before[name] or "not given", now[name] or "not given"
             raise ConfigError(
-                f"{name} was {was} and is {is_now}: what the mount shows cannot change until it is mounted again"
+                f"{name} was {was} and is {is_now}: this cannot change until it is mounted again"
             )
 
 
-class _Silent:
-    """The start of a mount that was there before."""
+class _GoingOn:
+    """The start of a daemon of a mount that was there before."""
+
+    def __init__(self, keeping: Keeping, given: Given) -> None:
+        self._keeping = keeping
+        self._given = given
 
     def progress(self, state: Mapping[str, int | str | None]) -> None:
         """See `Start`."""
 
     def ready(self, note: str) -> None:
-        """See `Start`."""
+        """Leave the options of this daemon to the next one."""
+        self._keeping.options = _pickled(self._given)
 
 
 def run_in_background(given: Given, words: Sequence[str], own_log: Path | None) -> int:

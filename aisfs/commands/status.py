@@ -1,4 +1,4 @@
-"""`aisfs status`, `aisfs top`, `aisfs refresh`, `aisfs flush`: look at mounts, and send them requests."""
+"""`aisfs status`, `aisfs top`, `aisfs refresh`, `aisfs flush`, `aisfs upgrade`: look at mounts, and send them requests."""
 
 import json
 import sys
@@ -14,8 +14,16 @@ from rich.live import Live
 from rich.table import Table
 
 from aisfs.commands.guide import Documented
-from aisfs.commands.options import Exit, complete_directory, output, own_option, print_parts
-from aisfs.errors import MountError
+from aisfs.commands.options import (
+    Exit,
+    complete_directory,
+    fail,
+    output,
+    own_option,
+    print_parts,
+    warn,
+)
+from aisfs.errors import AisfsError, MountError
 from aisfs.redaction import escaped
 from aisfs.work.display import counted, duration_text, size_text
 from aisfs.work.mounts import (
@@ -25,10 +33,12 @@ from aisfs.work.mounts import (
     MountState,
     State,
     find_mounts,
+    own_mounts,
     read_report,
 )
 from aisfs.work.mounts import flush as flush_mount
 from aisfs.work.mounts import refresh as refresh_mount
+from aisfs.work.mounts import upgrade as upgrade_mount
 
 EVERY_SECONDS = 2.0
 """Between two looks, as of top(1) and watch(1)."""
@@ -262,6 +272,7 @@ def _words(name: str, value: object) -> tuple[str, str]:
         "uptime_seconds": lambda: duration_text(float(str(value))),
         "hit_percent": lambda: "none asked for" if value is None else f"{value} %",
         "pid": lambda: str(value),
+        "keeper": lambda: str(value),
         "writable": lambda: "read-write" if value else "read-only",
     }
     shorter = {"uptime_seconds": "uptime", "hit_percent": "hit ratio", "writable": "access"}
@@ -316,3 +327,27 @@ def flush(mountpoint: str) -> None:
     # Not a click.Path, which would stat it: the daemon may hang.
     files = flush_mount(mountpoint_of(mountpoint))
     click.echo(f"{counted(files, 'file')} uploaded")
+
+
+@click.command(cls=Documented)
+@click.argument("mountpoints", metavar="[MNT|@NAME…]", nargs=-1, shell_complete=complete_directory)
+def upgrade(mountpoints: tuple[str, ...]) -> int:
+    """Have mounts go on with the installed version and configuration of aisfs, while programs use them.
+
+    Without MNT: all mounts of this user. A new daemon loads beside the old one and takes its place; programs wait for
+    about as long as a request takes. If it cannot, the old one goes on, and the command says why: for example, SOURCE
+    and --view cannot change.
+    """
+    from aisfs.commands.config import mountpoint_of
+
+    def tell(text: str) -> None:
+        click.echo(warn("note", text), err=True)
+
+    code = 0
+    # Not click.Paths, which would stat them: the daemon may hang.
+    for mountpoint in [mountpoint_of(word) for word in mountpoints] or own_mounts():
+        try:
+            click.echo(f"{mountpoint}: {upgrade_mount(mountpoint, tell)}")
+        except AisfsError as error:
+            code = fail(str(error), Exit.FAILURE)
+    return code

@@ -362,8 +362,9 @@ class About:
             about |= {
                 "keeper": self._keeping.keeper,
                 "restarts": takeover.restarts if takeover is not None else 0,
-                "upgrade_refused": self._keeping.refused,
             }
+            if self._keeping.refused:
+                about["upgrade_refused"] = self._keeping.refused
         return json.dumps(about, ensure_ascii=False).encode()
 
     async def _upgrade(self) -> bytes:

@@ -90,7 +90,7 @@ class Keeping:
 
     @property
     def options(self) -> bytes:
-        """The options that the mount was started with."""
+        """The options that the last daemon which was ready was started with."""
         return os.pread(self._options, 1 << 24, 0)
 
     @options.setter
@@ -154,13 +154,13 @@ class Keeping:
             socket.send_fds(self._end, [json.dumps(message).encode()], descriptors)
 
 
-def keep(mountpoint: Path, words: Sequence[str], directory: str, options: bytes) -> Keeping:
+def keep(mountpoint: str, words: Sequence[str], directory: str, options: bytes) -> Keeping:
     """Become the keeper of a mount; return in its first daemon, a child.
 
     Must be called before any thread or event loop exists, since it forks.
 
     Args:
-        mountpoint: Where the mount is going to be.
+        mountpoint: Where the mount is going to be, as the kernel will call it.
         words: The arguments of `aisfs mount` that began it.
         directory: Where they were typed.
         options: What another daemon needs to know of the mount.
@@ -199,7 +199,7 @@ def _is_frozen() -> bool:
     return bool(getattr(sys, "frozen", False))
 
 
-def _become_keeper(mountpoint: Path, **kept: Any) -> NoReturn:  # noqa: ANN401 - any JSON
+def _become_keeper(mountpoint: str, **kept: Any) -> NoReturn:  # noqa: ANN401 - any JSON
     """Run the keeper in this process."""
     try:
         said = os.memfd_create("kept")
@@ -210,7 +210,7 @@ def _become_keeper(mountpoint: Path, **kept: Any) -> NoReturn:  # noqa: ANN401 -
         start = (
             [sys.executable, FROZEN] if _is_frozen() else [sys.executable, "-I", "-S", str(PROGRAM)]
         )
-        os.execv(start[0], [*start, str(mountpoint), str(said)])
+        os.execv(start[0], [*start, mountpoint, str(said)])
     finally:
         os._exit(127)  # the daemon finds its keeper gone
 

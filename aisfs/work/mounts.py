@@ -33,6 +33,7 @@ from aisfs.fuse.mountpoint import (
     our_mount,
     unmount,
 )
+from aisfs.system.keeper import UPGRADE_SECONDS
 
 ALIVE = "user.aisfs.recent"
 """An attribute that a daemon answers from memory."""
@@ -326,6 +327,62 @@ def flush(mountpoint: Path) -> int:
     return int(told["files"])
 
 
+UPGRADE = "user.aisfs.upgrade"
+LOOK_SECONDS = 0.1
+"""Between two looks at an upgrade; most take a second."""
+QUIET_SECONDS = 5.0
+"""What takes longer is worth a line; most daemons come and go in a fraction of a second."""
+MORE_SECONDS = 30.0
+"""How much longer than its keeper `upgrade` waits."""
+
+
+def own_mounts() -> list[Path]:
+    """Return the mounts of this user."""
+    places = {mount.place for mount in mounted_sources() if mount.kind == FILE_SYSTEM}
+    return sorted(p for p in places if (mount_owner(p) or (None,))[0] == os.geteuid())
+
+
+def upgrade(mountpoint: Path, tell: Callable[[str], None]) -> str:
+    """Have a mount go on with what is installed and configured now; return in a line how.
+
+    Args:
+        mountpoint: Where it is.
+        tell: Given a line for the user when it takes long.
+
+    Raises:
+        MountError: the mount goes on as it was, and the message says why; or there is none.
+    """
+    mount = our_mount(mountpoint)
+    before = json.loads(_ask(mountpoint, ABOUT))
+    if "keeper" not in before:
+        raise MountError(
+            f"{mountpoint}: this mount has no keeper and ends with its daemon; unmount it, and mount it again"
+        )
+    try:
+        ask(mount, UPGRADE)
+    except OSError as error:
+        raise MountError(
+            f"{mountpoint}: only the user who mounted it, and root, may upgrade it"
+            if error.errno == errno.EPERM
+            else f"{mountpoint}: {error.strerror}"
+        ) from error
+    started, told = time.monotonic(), False
+    while time.monotonic() < started + UPGRADE_SECONDS + MORE_SECONDS:
+        time.sleep(LOOK_SECONDS)  # noqa: TID251 - a command; there is no event loop
+        with suppress(DaemonSilent):  # the old one is gone, and the new one takes its time
+            now = json.loads(_ask(mountpoint, ABOUT))
+            if now["pid"] != before["pid"]:
+                return "process {pid} ({version}) goes on as ".format(
+                    **before
+                ) + "{pid} ({version})".format(**now)
+            if now.get("upgrade_refused"):
+                raise MountError(f"{mountpoint} goes on as it was: {now['upgrade_refused']}")
+        if not told and time.monotonic() > started + QUIET_SECONDS:
+            told = True
+            tell(f"{mountpoint}: waiting for the new daemon to load")
+    raise MountError(f"{mountpoint} goes on as it was: nothing came of the upgrade; see its log")
+
+
 def mountpoints_of(source: str) -> list[str]:
     """Return where a source, or something in it, is mounted."""
     found = {m.place: m for m in mounted_sources() if m.kind == FILE_SYSTEM}
@@ -336,8 +393,6 @@ def mountpoints_of(source: str) -> list[str]:
     ]
 
 
-QUIET_SECONDS = 5.0
-"""A daemon that takes longer to end is worth a line; most take a fraction of a second."""
 END_SECONDS = 180.0
 """After so long a daemon hangs: at its end it tries to upload for `--io-timeout`, by default a minute."""
 _REAP_SECONDS = 3.0
