@@ -28,7 +28,7 @@ import sys
 import time
 from array import array
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 PAUSES = (0.0, 0.0, 0.0, 0.5, 1.0, *[2.0] * 15)
 """Seconds before each start in a row of daemons that died at once. After the last one the keeper gives up: readers wait
@@ -210,8 +210,13 @@ class Keeper:
                 code = self.died(self.daemon)
                 if code is not None:
                     return code
-            if self.daemon is None and self.next is None and time.monotonic() >= self.awaited:
-                self.daemon = self.start()
+            if self.daemon is None and self.next is None:
+                if self.device is not None and not self.mounted(self.device):
+                    return 0
+                if {signal.SIGTERM, signal.SIGINT} & {*self.signals}:
+                    self.unmount()
+                if time.monotonic() >= self.awaited:
+                    self.daemon = self.start()
 
     def wait(self, asked: int) -> None:
         """Wait for signals and messages, and take them; not for longer than there is nothing to look at."""
@@ -220,14 +225,16 @@ class Keeper:
         for fd in (asked, *talking):
             poll.register(fd, select.POLLIN)
         is_idle = self.daemon is None and self.next is None
+        if is_idle and self.device is not None:
+            poll.register(self.device, 0)  # this wakes up when it is unmounted
         seconds = self.awaited - time.monotonic() if is_idle else LOOK_SECONDS
         for fd, _ in poll.poll(max(seconds, 0.0) * 1000):
             if fd in talking:
                 self.receive(talking[fd])
-                continue
-            for number in os.read(asked, 4096):
-                if number != signal.SIGCHLD:
-                    self.pass_on(number)
+            elif fd == asked:
+                for number in os.read(asked, 4096):
+                    if number != signal.SIGCHLD:
+                        self.pass_on(number)
 
     def receive(self, daemon: Daemon) -> None:
         """Take a message of a daemon, if it still talks."""
@@ -346,6 +353,10 @@ class Keeper:
         poll = select.poll()
         poll.register(device, 0)
         return not poll.poll(0)
+
+    def unmount(self) -> NoReturn:
+        """Unmount where no daemon can: when this program is replaced, requests fail, and nothing waits any more."""
+        os.execvp("fusermount3", ["fusermount3", "-u", "-z", "--", self.mountpoint])
 
     def give_up(self) -> None:
         """Say why; requests fail as soon as this process has ended."""
