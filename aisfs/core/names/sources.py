@@ -489,7 +489,9 @@ def parse_list(
 def absolute(source: Source) -> Source:
     """Return the source with absolute paths, since the daemon changes its working directory."""
     if isinstance(source, DirectorySource):
-        return replace(source, path=source.path.absolute())
+        path = source.path.absolute()
+        # It may lead through the mountpoint, as in `aisfs mount ../data .`: the daemon would wait for itself.
+        return replace(source, path=Path(os.path.realpath(path)) if ".." in path.parts else path)
     if not isinstance(source, DatasetSource) or not source.local:
         return source
     words = tuple(
