@@ -235,6 +235,11 @@ def _cure(mount: MountState) -> str:
         return f"its daemon has died; clear it with: aisfs umount {mount.mountpoint}"
     if mount.state is State.STOPPED:
         return f"its daemon is stopped; continue it with: kill -CONT {mount.pid}"
+    if mount.state is State.RESTARTING:
+        return (
+            "its daemon has died, and another one cannot go on yet: its log says why; to detach it: "
+            f"aisfs umount --lazy {mount.mountpoint}"
+        )
     return f"its daemon does not answer; if it hangs, detach it with: aisfs umount --lazy {mount.mountpoint}"
 
 

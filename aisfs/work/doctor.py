@@ -69,7 +69,7 @@ from aisfs.stores.registry import as_served, direct_bucket, kind_of
 from aisfs.system.logs import SYSLOG_SOCKET
 from aisfs.system.memory import MachineMemory
 from aisfs.work.display import counted, size_text
-from aisfs.work.mounts import ALIVE, PATIENCE, Asker, Daemon, daemons, read_counters
+from aisfs.work.mounts import ALIVE, PATIENCE, Asker, Daemon, daemons, is_restarting, read_counters
 
 
 class State(StrEnum):
@@ -605,7 +605,7 @@ def mount_checks() -> Iterator[Check]:
     places = [place for place, kind in mounted_filesystems() if kind == FILE_SYSTEM]
     running = daemons()
     found = [stopped for place in places if (stopped := _stopped(place, running)) is not None]
-    found += _silent([place for place in places if str(place) not in running])
+    found += _silent([p for p in places if str(p) not in running or is_restarting(p)])
     yield from found
     if not found:
         count = f"{len(places)} mount{'s' if len(places) != 1 else ''} of aisfs"
@@ -626,7 +626,12 @@ def _silent(places: list[Path]) -> Iterator[Check]:
     with Asker() as asker:
         answers = asker.ask(places, ALIVE)
     for place, answer in zip(places, answers, strict=True):
-        if answer is None:
+        if answer is None and is_restarting(place):
+            cure = f"its log says why; to detach it: aisfs umount --lazy {place}"
+            yield wrong(
+                "mounts", f"{place}: its daemon has died, and another one cannot go on yet", cure
+            )
+        elif answer is None:
             cure = f"look for its daemon, or detach it: aisfs umount --lazy {place}"
             yield wrong("mounts", f"{place}: no answer within {PATIENCE:.0f} seconds", cure)
         elif isinstance(answer, OSError) and answer.errno in (errno.ENOTCONN, errno.ECONNABORTED):

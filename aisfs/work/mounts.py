@@ -15,7 +15,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -33,7 +33,7 @@ from aisfs.fuse.mountpoint import (
     our_mount,
     unmount,
 )
-from aisfs.system.keeper import UPGRADE_SECONDS
+from aisfs.system.keeper import NAME, NAME_RESTARTING, UPGRADE_SECONDS
 
 ALIVE = "user.aisfs.recent"
 """An attribute that a daemon answers from memory."""
@@ -136,7 +136,7 @@ def ask(place: Path, attribute: str, seconds: float | None = PATIENCE) -> bytes:
         [answer] = asker.ask([place], attribute, seconds)
     if answer is None:
         raise DaemonSilent(
-            f"{place}: no answer within {seconds:.0f} seconds: its daemon hangs, or is stopped; to detach "
+            f"{place}: no answer within {seconds:.0f} seconds: {_why_silent(place)}; to detach "
             f"the mount: aisfs umount --lazy {place}"
         )
     if isinstance(answer, bytes):
@@ -188,20 +188,64 @@ class Daemon(NamedTuple):
     """Whether it was stopped by a signal."""
 
 
-def daemons() -> dict[str, Daemon]:
-    """Return the daemon behind each mountpoint that a command line names."""
-    found: dict[str, Daemon] = {}
+class Keeper(NamedTuple):
+    """A process that starts the daemon of a mount again; see `aisfs.system.keeper`."""
+
+    pid: int
+    restarting: bool
+    """Whether no daemon answers at the moment."""
+
+
+class _Process(NamedTuple):
+    pid: int
+    words: list[str]
+    """Its command line."""
+    name: bytes
+    state: str
+
+
+def _processes() -> Iterator[_Process]:
+    """Return the processes that may serve mounts."""
     for entry in PROCESSES.iterdir():
         if entry.name.isdigit():
             with suppress(OSError):  # it has ended
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"mount" not in words:
-                    continue
-                state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-                if state not in "ZX":
-                    daemon = Daemon(int(entry.name), state in "Tt")
-                    found |= {word.decode(errors="surrogateescape"): daemon for word in words}
+                line = (entry / "cmdline").read_bytes().removesuffix(b"\0")
+                stat = (entry / "stat").read_bytes()
+                name, _, rest = stat.partition(b" (")[2].rpartition(b") ")
+                words = line.decode(errors="surrogateescape").split("\0")
+                if rest[:1] not in b"ZX":
+                    yield _Process(int(entry.name), words, name, chr(rest[0]))
+
+
+def daemons() -> dict[str, Daemon]:
+    """Return the daemon behind each mountpoint that a command line names."""
+    found: dict[str, Daemon] = {}
+    for process in _processes():
+        if "mount" in process.words:
+            daemon = Daemon(process.pid, process.state in "Tt")
+            found |= dict.fromkeys(process.words, daemon)
     return found
+
+
+def keepers() -> dict[str, Keeper]:
+    """Return the keeper of each mountpoint that has one."""
+    return {
+        process.words[-2]: Keeper(process.pid, process.name == NAME_RESTARTING)
+        for process in _processes()
+        if process.name in (NAME, NAME_RESTARTING) and len(process.words) > 1
+    }
+
+
+def is_restarting(place: Path) -> bool:
+    """Return whether a place is in a mount whose daemon has died, and whose keeper has yet to start another one."""
+    found = keepers()
+    return any(found[str(p)].restarting for p in (place, *place.parents) if str(p) in found)
+
+
+def _why_silent(place: Path) -> str:
+    if is_restarting(place):
+        return "its daemon has died, and another one cannot go on yet, as its log says"
+    return "its daemon hangs, or is stopped"
 
 
 ABOUT = "user.aisfs.about"
@@ -221,11 +265,13 @@ class State(StrEnum):
     """A signal has stopped its daemon."""
     HANGING = "hanging"
     """Its daemon does not answer."""
+    RESTARTING = "restarting"
+    """Its daemon has died, and its keeper has yet to start another one."""
     PRIVATE = "private"
     """A mount that only its user, another one, may enter."""
 
 
-BROKEN = (State.DEAD, State.STOPPED, State.HANGING)
+BROKEN = (State.DEAD, State.STOPPED, State.HANGING, State.RESTARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +309,14 @@ def find_mounts(asker: Asker, seconds: float = LISTING_PATIENCE) -> list[MountSt
     # A stopped daemon is known not to answer.
     running = [m.place for m in mounts if not _is_stopped(processes.get(str(m.place)))]
     answers = dict(zip(running, asker.ask(running, ABOUT, seconds), strict=True))
+    silent = {m.place for m in mounts if answers.get(m.place) is None and is_restarting(m.place)}
     return [
-        _described(mount, processes.get(str(mount.place)), answers.get(mount.place))
+        _described(
+            mount,
+            processes.get(str(mount.place)),
+            answers.get(mount.place),
+            restarting=mount.place in silent,
+        )
         for mount in mounts
     ]
 
@@ -273,12 +325,15 @@ def _is_stopped(daemon: Daemon | None) -> bool:
     return daemon is not None and daemon.stopped
 
 
-def _described(mount: MountedSource, daemon: Daemon | None, answer: Answer) -> MountState:
+def _described(
+    mount: MountedSource, daemon: Daemon | None, answer: Answer, *, restarting: bool
+) -> MountState:
     told = json.loads(answer) if isinstance(answer, bytes) else {}
+    state = State.STOPPED if _is_stopped(daemon) else _state(answer)
     return MountState(
         str(mount.place),
         mount.source,
-        State.STOPPED if _is_stopped(daemon) else _state(answer),
+        State.RESTARTING if restarting and state is State.HANGING else state,
         told.get("pid", daemon.pid if daemon is not None else None),
         told.get("uptime_seconds"),
         told.get("version"),
@@ -403,7 +458,7 @@ look for such every two seconds, and some never."""
 def umount(
     mountpoint: Path, *, lazy: bool, tell: Callable[[str], None] = lambda text: None
 ) -> bool:
-    """Unmount a mount of aisfs, and wait until its daemon has ended; return whether that was asked to upload.
+    """Unmount a mount of aisfs, and wait until its daemon and keeper have ended; return whether that was asked to upload.
 
     Args:
         mountpoint: Where it is.
@@ -427,52 +482,68 @@ def umount(
         answers = False  # a user who cannot ask the daemon may unmount all the same
     except AisfsError as error:
         problem = error
-    with _watched(_pid(mount) if answers else None) as daemon:
+    with _watched(_serving(mount, answers=answers)) as processes:
         unmount(mount)
-        if daemon is not None:
-            _wait(mount, daemon, tell)
+        _wait(mount, processes, tell)
     if problem is not None:
         raise problem
     return answers
 
 
-def _pid(mount: Path) -> int | None:
-    """Return the process that serves a mount; None if it cannot be seen from here, as in another container."""
-    with suppress(AisfsError, OSError, KeyError):
-        pid = int(json.loads(ask(mount, ABOUT))["pid"])
-        if b"mount" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-            return pid
-    return None
+def _serving(mount: Path, *, answers: bool) -> dict[str, int]:
+    """Return the processes behind a mount that end with it, as far as they can be seen from here."""
+    found = {}
+    keeper = keepers().get(str(mount))
+    if answers:
+        with suppress(AisfsError, OSError, KeyError):
+            pid = int(json.loads(ask(mount, ABOUT))["pid"])
+            if b"mount" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found["daemon"] = pid
+    if keeper is not None and (answers or keeper.restarting):
+        found["keeper"] = keeper.pid
+    return found
+
+
+class _Watched(NamedTuple):
+    """A process, and a descriptor of it, by which its number cannot come to mean another one."""
+
+    what: str
+    pid: int
+    descriptor: int
 
 
 @contextmanager
-def _watched(pid: int | None) -> Iterator[tuple[int, int] | None]:
-    """Yield a process and a descriptor of it, by which its number cannot come to mean another one."""
-    descriptor = None
-    if pid is not None:
-        with suppress(OSError):
-            descriptor = os.pidfd_open(pid)
-    try:
-        yield None if pid is None or descriptor is None else (pid, descriptor)
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+def _watched(pids: Mapping[str, int]) -> Iterator[list[_Watched]]:
+    with ExitStack() as stack:
+        found = []
+        for what, pid in pids.items():
+            with suppress(OSError):  # it has ended
+                found.append(_Watched(what, pid, os.pidfd_open(pid)))
+                stack.callback(os.close, found[-1].descriptor)
+        yield found
 
 
-def _wait(mount: Path, daemon: tuple[int, int], tell: Callable[[str], None]) -> None:
-    pid, descriptor = daemon
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    if not poll.poll(QUIET_SECONDS * 1000):
-        tell(f"{mount} is unmounted; waiting for its daemon (process {pid}) to end")
-        if not poll.poll((END_SECONDS - QUIET_SECONDS) * 1000):
+def _wait(mount: Path, processes: Sequence[_Watched], tell: Callable[[str], None]) -> None:
+    begun = time.monotonic()
+    for process in processes:
+        if _has_ended(process, begun + QUIET_SECONDS):
+            continue
+        what = f"its {process.what} (process {process.pid})"
+        tell(f"{mount} is unmounted; waiting for {what} to end")
+        if not _has_ended(process, begun + END_SECONDS):
             raise MountError(
-                f"{mount} is unmounted, but its daemon (process {pid}) has not ended within "
-                f"{END_SECONDS:.0f} s; its log may say why, and kill -9 ends it"
+                f"{mount} is unmounted, but {what} has not ended within {END_SECONDS:.0f} s; its log may say why, "
+                "and kill -9 ends it"
             )
     deadline = time.monotonic() + _REAP_SECONDS
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{p.pid}") for p in processes):
         time.sleep(0.01)  # noqa: TID251 - a command; there is no event loop
+
+
+def _has_ended(process: _Watched, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(process.descriptor, select.POLLIN)
+    return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
 
 
 def clear_dead(mountpoint: Path) -> None:
