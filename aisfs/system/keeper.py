@@ -157,6 +157,8 @@ class Keeper:
         self.cause = ""
         self.signals: list[int] = []
         """Those that came while no daemon could take them."""
+        self.ending = False
+        """Whether one of them, or one that a daemon got as it died, asks the mount to end."""
 
     # signals ---------------------------------------------------------------------------------
 
@@ -178,6 +180,7 @@ class Keeper:
 
     def pass_on(self, number: int) -> None:
         """Send a signal to the daemon, once there is one that can take it."""
+        self.ending = self.ending or number in (signal.SIGTERM, signal.SIGINT)
         if self.daemon is None or (self.daemon.takes_over and not self.daemon.ready):
             self.signals.append(number)
             return
@@ -210,10 +213,11 @@ class Keeper:
                 code = self.died(self.daemon)
                 if code is not None:
                     return code
+            self.reap_others()
             if self.daemon is None and self.next is None:
                 if self.device is not None and not self.mounted(self.device):
                     return 0
-                if {signal.SIGTERM, signal.SIGINT} & {*self.signals}:
+                if self.ending:
                     self.unmount()
                 if time.monotonic() >= self.awaited:
                     self.daemon = self.start()
@@ -277,6 +281,14 @@ class Keeper:
         for number in self.signals:
             self.kill(daemon, number)
         self.signals.clear()
+
+    def reap_others(self) -> None:
+        """Let go of daemons that ended late, and of what they left to this process if it is the first of a container."""
+        ours = {daemon.pid for daemon in (self.daemon, self.next) if daemon is not None}
+        with suppress(ChildProcessError):
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while (ended := os.waitid(os.P_ALL, 0, how)) and ended.si_pid not in ours:
+                reap(ended.si_pid)
 
     # upgrades --------------------------------------------------------------------------------
 
