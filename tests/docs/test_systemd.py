@@ -27,7 +27,8 @@ def service() -> configparser.SectionProxy:
 
 
 def test_the_unit_calls_commands_that_exist(service: configparser.SectionProxy):
-    for key, command in (("ExecStart", "mount"), ("ExecStop", "umount")):
+    commands = {"ExecStart": "mount", "ExecReload": "upgrade", "ExecStop": "umount"}
+    for key, command in commands.items():
         program, word, *_ = service[key].split()
         assert program == "aisfs", "systemd looks where it may be installed"
         assert word == command
@@ -50,8 +51,12 @@ def test_what_is_not_uploaded_is_where_systemd_keeps_state(service: configparser
     assert directory in (UNIT.parent / "README.md").read_text()
 
 
-def test_a_reload_is_a_hangup_and_many_files_may_be_open(service: configparser.SectionProxy):
-    assert service["ExecReload"].endswith(" -HUP $MAINPID")
+def test_the_keeper_outlives_the_daemon(service: configparser.SectionProxy):
+    assert service["OOMPolicy"] == "continue"
+    assert service["KillMode"] == "mixed"
+
+
+def test_many_files_may_be_open(service: configparser.SectionProxy):
     assert int(service["LimitNOFILE"]) == daemon.WANTED
 
 
