@@ -97,7 +97,7 @@ class _OperationSeconds(Collector):
 class Metrics:
     """The counters of a mount, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: PLR0915 - a statement for each
         """Start at zero. One long table, so that a counter is found by reading it through."""
         self._registry = CollectorRegistry()
         self.lane_times, self.trio_times, self.pyfuse_times = (OperationTimes() for _ in range(3))
@@ -223,6 +223,11 @@ class Metrics:
             "aisfs_metrics_listening",
             "1 if counters are served over HTTP; the label says where.",
             ["url"],
+        )
+        self.restarts = self._counter(
+            "aisfs_restarts",
+            "How often the keeper had to start another daemon for this mount, since the one before had died;"
+            " upgrades are not counted.",
         )
         self.inodes = self._gauge(
             "aisfs_inodes",

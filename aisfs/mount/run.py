@@ -391,6 +391,8 @@ async def _keep(
             await launch.merger.merged()
         await trio.to_thread.run_sync(keeping.loaded)
     launch.keeping = keeping
+    if keeping.takeover is not None:
+        services.metrics.restarts.inc(keeping.takeover.restarts)
     keeping.listen()
     filesystem.take_over(NumberLog(keeping.numbers))
     services.nursery.start_soon(filesystem.shorten_log)

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from aisfs.fuse.mountpoint import what_keeps_busy
-from aisfs.work.mounts import Keeper, State, daemons, keepers
+from aisfs.work.mounts import ABOUT, Keeper, State, daemons, keepers, read_counters
 from tests.mount.content import fill
 from tests.support.mounts import (
+    COMMAND,
     Mount,
     aisfs,
     environment,
     eventually,
     is_mountpoint,
     mounted,
+    python,
     run,
 )
 from tests.support.servers import running_server
@@ -75,6 +77,45 @@ def test_both_are_found_by_their_command_lines(data: Path, mountpoint: Path) -> 
         told = json.loads(aisfs("status", "--json", mountpoint).stdout)["mount"]
         assert (told["pid"], told["keeper"], told["restarts"]) == (mount.pid, mount.keeper, 0)
         assert listed(mount)["pid"] == mount.pid
+
+
+def test_each_restart_is_counted_and_told(data: Path, mountpoint: Path) -> None:
+    with mounted(str(data), mountpoint, keeper=True, expected_log=EXPECTED) as mount:
+        assert read_counters(mountpoint).value("aisfs_restarts_total") == 0
+        for count in (1, 2):
+            os.kill(mount.daemon_now(), signal.SIGKILL)
+            assert read_counters(mountpoint).value("aisfs_restarts_total") == count
+            told = json.loads(aisfs("status", "--json", mountpoint).stdout)
+            assert told["mount"]["restarts"] == count
+            assert f"(restart {count}): process " in told["warnings"][-1]["text"]
+        said = aisfs("upgrade", mountpoint).stdout.decode()
+        assert f" goes on as {mount.daemon_now()} " in said
+        assert read_counters(mountpoint).value("aisfs_restarts_total") == 2
+
+
+def test_as_the_first_process_of_a_container_it_leaves_no_zombie(
+    data: Path, mountpoint: Path
+) -> None:
+    words = ["unshare", "--pid", "--fork", "--kill-child", *COMMAND]
+    words += ["mount", "-f", "--cache-size", "0", str(data), str(mountpoint)]
+    kept = environment({"AISFS_KEEPER": "yes"})
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=kept) as first:
+        try:
+            assert eventually(lambda: str(mountpoint) in keepers() and is_mountpoint(mountpoint))
+            keeper = keepers()[str(mountpoint)].pid
+            for _ in range(2):
+                python("import os, sys; os.getxattr(sys.argv[1], sys.argv[2])", mountpoint, ABOUT)
+                assert eventually(lambda: len(children(keeper)) == 1), "a zombie is left"
+                os.kill(int(*children(keeper)), signal.SIGKILL)
+            os.kill(keeper, signal.SIGTERM)
+            assert first.wait(60) == 0
+        finally:
+            first.kill()  # and with it all in its namespace
+    assert not is_mountpoint(mountpoint)
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def test_umount_waits_for_both(data: Path, mountpoint: Path) -> None:
