@@ -73,7 +73,8 @@ def listed(mount: Mount) -> dict[str, object]:
 def test_both_are_found_by_their_command_lines(data: Path, mountpoint: Path) -> None:
     with mounted(str(data), mountpoint, keeper=True) as mount:
         assert daemons()[str(mountpoint)].pid == mount.pid
-        assert keepers()[str(mountpoint)] == Keeper(mount.keeper, restarting=False)
+        keeper = Keeper(mount.keeper, restarting=False)  # it may still be starting
+        assert eventually(lambda: keepers().get(str(mountpoint)) == keeper)
         told = json.loads(aisfs("status", "--json", mountpoint).stdout)["mount"]
         assert (told["pid"], told["keeper"], told["restarts"]) == (mount.pid, mount.keeper, 0)
         assert listed(mount)["pid"] == mount.pid
