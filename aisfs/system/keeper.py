@@ -176,6 +176,8 @@ class Keeper:
             passed.remove(signal.SIGHUP)
         for number in (*passed, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
+        # They were blocked by what became this process.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         return reader
 
     def pass_on(self, number: int) -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 from base64 import b64decode, b64encode
@@ -202,6 +203,8 @@ def _is_frozen() -> bool:
 def _become_keeper(mountpoint: str, **kept: Any) -> NoReturn:  # noqa: ANN401 - any JSON
     """Run the keeper in this process."""
     try:
+        # Until it has begun, when it unblocks them; what asks to end would end it, and not the mount.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         said = os.memfd_create("kept")
         os.write(said, json.dumps(kept).encode())
         os.lseek(said, 0, os.SEEK_SET)
