@@ -517,7 +517,9 @@ class Device:
         os.set_blocking(fd, False)
         self._asked = select.poll()
         self._asked.register(fd, select.POLLIN)
-        self._minor = connection_of(fd) if mountpoint is None else device_minor(mountpoint)
+        self._minor = connection_of(fd)
+        if self._minor is None and mountpoint is not None:
+            self._minor = device_minor(mountpoint)
 
     def guarded(self, keeper: int | None = None) -> DeathWatch:
         """Start the death watch, which leaves to a `keeper` what it can do. Call it in the main thread, before any
