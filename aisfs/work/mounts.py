@@ -40,6 +40,8 @@ ALIVE = "user.aisfs.recent"
 PATIENCE = 10.0
 """Seconds that a daemon may take for an answer from memory; under load one takes a second or two."""
 _CHUNK = 1 << 16
+_LEAVE_SECONDS = 0.5
+"""How long a process that asks in vain may take to end when it is killed; usually a millisecond."""
 
 Answer = bytes | OSError | None
 """The attribute, the error of the kernel or the daemon, or None if there was no answer in time."""
@@ -74,6 +76,13 @@ class Asker:
         for question in self._open.values():
             os.close(question.pipe)
             os.kill(question.pid, signal.SIGKILL)
+        # They keep the mount busy until they have ended, which one that hangs in the kernel does not.
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while self._open and time.monotonic() < deadline:
+            for place, question in list(self._open.items()):
+                if os.waitpid(question.pid, os.WNOHANG)[0]:
+                    del self._open[place]
+            time.sleep(0.001)  # noqa: TID251 - a command; there is no event loop
         self._open.clear()
 
     def ask(

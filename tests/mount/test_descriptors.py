@@ -25,7 +25,7 @@ def test_a_daemon_takes_as_many_descriptors_as_it_may(tmp_path, hard, expected):
     source.mkdir()
     mountpoint.mkdir()
     words = [*COMMAND, "mount", str(source), str(mountpoint), "--foreground"]
-    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment = {**os.environ, "HOME": str(tmp_path), "AISFS_KEEPER": "no"}
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
