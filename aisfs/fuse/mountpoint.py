@@ -593,7 +593,12 @@ def mount_device(mountpoint: Path, options: set[str]) -> Device:
 
 
 def taken_over(fd: int, mountpoint: Path) -> Device:
-    """Return the device of a mount whose daemon has died: nobody answers there, so it may not be touched."""
+    """Return the device of a mount whose daemon has died: nobody answers there, so it may not be touched.
+
+    Of `/dev/fd/N` the number was that of another process, and it is not known where that is mounted.
+    """
+    if descriptor_of(mountpoint) is not None:
+        return Device(fd, None)
     return Device(fd, _known_as(mountpoint, dict(mounted_filesystems())))
 
 

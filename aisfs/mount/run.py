@@ -76,6 +76,7 @@ def check(plan: MountPlan) -> None:
     inherited = descriptor_of(plan.mountpoint)
     if inherited is not None:
         check_descriptor(inherited, plan.options)
+        os.set_inheritable(inherited, False)  # a keeper gets it from the daemon, and lets go of it
         return
     check_places(plan)
     mountpoints.check_fuse(fastpath=plan.kernel.fastpath)
@@ -85,12 +86,11 @@ def check(plan: MountPlan) -> None:
 def can_outlive(plan: MountPlan) -> bool:
     """Return whether another daemon may go on with a mount when its own dies.
 
-    Not without the fast path, where libfuse has the device; not with a descriptor, which somebody else keeps; and not
-    if files can be written: what a program has not closed yet would be lost all the same.
+    Not without the fast path, where libfuse has the device; and not if files can be written: what a program has not
+    closed yet would be lost all the same.
     """
     kernel = plan.kernel
-    inherited = descriptor_of(plan.mountpoint) is not None
-    if not kernel.keeper or not kernel.fastpath or inherited or plan.writing.writable:
+    if not kernel.keeper or not kernel.fastpath or plan.writing.writable:
         return False
     if not can_keep():
         log.info("this mount ends with its daemon: going on needs Linux 6.9 or later")

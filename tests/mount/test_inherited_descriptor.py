@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.mount.content import fill
 from tests.support.mounts import (
     COMMAND,
     aisfs,
+    environment,
     eventually,
     is_mountpoint,
     python,
@@ -31,7 +33,7 @@ shift
 exec 7<>/dev/fuse
 mount -i -t fuse.aisfs -o {OPTIONS} pets "$place/mnt"
 # No capability but to read the interpreter, which may lie below /root.
-exec env HOME="$place/home" PATH=/usr/bin setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \\
+exec $AISFS_WITHIN env HOME="$place/home" PATH=/usr/bin setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \\
     --inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search "$@"
 """
 """What a driver for containers does: root mounts, and drops all rights before it serves."""
@@ -68,14 +70,14 @@ def daemon_of(log: Path) -> int:
 
 
 def daemons_of(log: Path) -> list[int]:
-    """The processes that have this word in their command line, apart from shells that wait beside them."""
+    """The processes of Python that have this word in their command line; a keeper has not."""
     found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = process.read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if os.fsencode(log) in words and b"-m" in words:
+        if os.fsencode(log) in words and words[1:2] == [b"-m"]:
             found.append(int(process.parent.name))
     return found
 
@@ -125,3 +127,69 @@ def test_a_descriptor_that_cannot_be_served_is_a_mountpoint_that_is_wrong(tmp_pa
     done = aisfs("mount", tmp_path, "/dev/fd/99", "--allow-other")
     assert done.returncode == 2
     assert b"-o allow_other: /dev/fd/99 is mounted already" in done.stderr
+
+
+KEPT = {"AISFS_KEEPER": "yes"}
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def kill_daemon(log: Path, count: int) -> None:
+    """Kill the daemon, and wait for the next one, which is the start number `count`."""
+    os.kill(daemon_of(log), signal.SIGKILL)
+    assert eventually(lambda: f"(restart {count})" in log.read_text())
+
+
+def test_a_mount_of_a_descriptor_goes_on_when_its_daemon_is_killed(place: Path):
+    log = place / "home" / "log"
+    serve = [*COMMAND, "mount", place / "source", "/dev/fd/7", "--log-file", log]
+    try:
+        succeed("env", *variables(KEPT), "sh", "-c", MOUNT_AND_SERVE, "sh", place, *serve)
+        keeper = parent_of(daemon_of(log))
+        with open(place / "mnt" / "x.tar.d" / "0.jpg", "rb", buffering=0) as file:
+            for count in (1, 2):
+                kill_daemon(log, count)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                assert os.pread(file.fileno(), 100, 0) == b"picture"
+                assert (place / "mnt" / "a.txt").read_bytes() == b"a"
+        assert parent_of(daemon_of(log)) == keeper
+        os.kill(keeper, signal.SIGTERM)
+        assert eventually(lambda: not Path(f"/proc/{keeper}").exists())
+        assert is_mountpoint(place / "mnt")
+        assert b"not connected" in run("stat", place / "mnt").stderr
+    finally:
+        if is_mountpoint(place / "mnt"):
+            run("umount", "--lazy", place / "mnt")
+    assert eventually(lambda: not daemons_of(log))
+
+
+def test_a_container_whose_first_process_is_the_keeper_goes_on_and_leaves_no_zombies(place: Path):
+    log = place / "home" / "log"
+    serve = [*COMMAND, "mount", "--foreground", place / "source", "/dev/fd/7", "--log-file", log]
+    within = {"AISFS_WITHIN": "unshare --pid --fork --mount-proc --kill-child", **KEPT}
+    command = ["sh", "-c", MOUNT_AND_SERVE, "sh", place, *serve]
+    with subprocess.Popen(command, env=environment(within)) as container:
+        try:
+            assert eventually(lambda: log.exists() and " mounted " in log.read_text())
+            first = parent_of(daemon_of(log))
+            assert children_of(container.pid) == [first]
+            for count in (1, 2, 3):
+                kill_daemon(log, count)
+                assert (place / "mnt" / "x.tar.d" / "0.jpg").read_bytes() == b"picture"
+            assert eventually(lambda: children_of(first) == [daemon_of(log)])
+            os.kill(first, signal.SIGTERM)
+            assert container.wait(60) == 0
+        finally:
+            container.kill()
+            run("umount", "--lazy", place / "mnt")
+    assert eventually(lambda: not daemons_of(log))
+
+
+def variables(given: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in given.items()]
