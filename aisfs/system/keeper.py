@@ -142,6 +142,8 @@ class Daemon:
 class Keeper:
     """Waits, and starts daemons."""
 
+    names = NAME, NAME_RESTARTING
+
     def __init__(self, mountpoint: str, kept: Kept) -> None:
         self.mountpoint = mountpoint
         self.kept = kept
@@ -279,7 +281,7 @@ class Keeper:
         """Note that requests are answered."""
         daemon.ready, daemon.since = True, time.monotonic()
         daemon.note_group()
-        name(NAME)
+        name(self.names[0])
         for number in self.signals:
             self.kill(daemon, number)
         self.signals.clear()
@@ -321,7 +323,7 @@ class Keeper:
             while not old.has_died():
                 time.sleep(0.001)  # noqa: TID251 - this is no daemon
             self.forget(old)
-        name(NAME_RESTARTING)
+        name(self.names[1])
         new.since = time.monotonic()
         send(new, {"go": True})
 
@@ -342,8 +344,8 @@ class Keeper:
             if code < 0:  # as if there were no keeper
                 _ = -code == signal.SIGKILL or signal.signal(-code, signal.SIG_DFL)
                 os.kill(os.getpid(), -code)
-            return abs(code)
-        name(NAME_RESTARTING)
+            return code if code >= 0 else 128 - code  # the first process of a container survives
+        name(self.names[1])
         self.cause = f"process {daemon.pid} {cause}"
         if daemon.failed is not None:
             self.cause = f"process {daemon.pid} could not go on with the mount: {daemon.failed[0]}"
@@ -410,6 +412,7 @@ class Keeper:
         socket.send_fds(ours, [json.dumps({"takeover": said}).encode()], descriptors)
         pid = os.fork()
         if not pid:
+            ours.close()
             self.become_daemon(its)
         its.close()
         return Daemon(pid, ours, takes_over=True)

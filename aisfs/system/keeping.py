@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +155,13 @@ class Keeping:
             socket.send_fds(self._end, [json.dumps(message).encode()], descriptors)
 
 
-def keep(mountpoint: str, words: Sequence[str], directory: str, options: bytes) -> Keeping:
+def keep(
+    mountpoint: str,
+    words: Sequence[str],
+    directory: str,
+    options: bytes,
+    run: Callable[[int], int] | None = None,
+) -> Keeping:
     """Become the keeper of a mount; return in its first daemon, a child.
 
     Must be called before any thread or event loop exists, since it forks.
@@ -165,14 +171,17 @@ def keep(mountpoint: str, words: Sequence[str], directory: str, options: bytes) 
         words: The arguments of `aisfs mount` that began it.
         directory: Where they were typed.
         options: What another daemon needs to know of the mount.
+        run: Runs the keeper in this process, with the arguments of `Kept`; None runs it as a program.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     files = {name: os.memfd_create(name) for name in ("options", "numbers", "others", "trace")}
     numbers = files["numbers"], files["others"]
     daemon = os.fork()
     if daemon:
+        ours.close()
         _become_keeper(
             mountpoint,
+            run,
             pid=daemon,
             socket=its.detach(),
             command=_command(),
@@ -200,7 +209,11 @@ def _is_frozen() -> bool:
     return bool(getattr(sys, "frozen", False))
 
 
-def _become_keeper(mountpoint: str, **kept: Any) -> NoReturn:  # noqa: ANN401 - any JSON
+def _become_keeper(
+    mountpoint: str,
+    run: Callable[[int], int] | None,
+    **kept: Any,  # noqa: ANN401 - any JSON
+) -> NoReturn:
     """Run the keeper in this process."""
     try:
         # Until it has begun, when it unblocks them; what asks to end would end it, and not the mount.
@@ -208,6 +221,8 @@ def _become_keeper(mountpoint: str, **kept: Any) -> NoReturn:  # noqa: ANN401 - 
         said = os.memfd_create("kept")
         os.write(said, json.dumps(kept).encode())
         os.lseek(said, 0, os.SEEK_SET)
+        if run is not None:
+            os._exit(run(said))
         for fd in (said, kept["socket"], kept["options"], *kept["numbers"], kept["trace"]):
             os.set_inheritable(fd, True)
         start = (
