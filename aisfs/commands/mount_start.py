@@ -43,6 +43,7 @@ from aisfs.work.display import counted, size_text
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from aisfs.mount.run import Start
     from aisfs.system.daemon import Message, Reporter
 
 
@@ -333,6 +334,10 @@ def _left_behind(keeping: Keeping) -> Given | None:
     return given
 
 
+Resumed = tuple[MountPlan, "Start", Reload | None]
+"""What a daemon goes on with, who is told when it serves, and what SIGHUP does, if not unmount."""
+
+
 def go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> int:
     """Serve the mount of another daemon; return the exit code.
 
@@ -341,8 +346,23 @@ def go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> 
         asked: Returns what the words of the mount, the environment and the configuration files ask for now.
         foreground: Whether the mount was started so.
     """
+
+    def begin() -> Resumed:
+        given = _left_behind(keeping) or asked()
+        start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
+        if not foreground:
+            os.chdir("/")  # else the current directory could not be unmounted
+        _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
+        reload = None if foreground and os.isatty(0) else given.reload(foreground=foreground)
+        return given.plan, _GoingOn(keeping, given), reload
+
+    return resume(keeping, begin)
+
+
+def resume(keeping: Keeping, begin: Callable[[], Resumed]) -> int:
+    """Serve the mount of another daemon, as `begin` says once logs are written; return the exit code."""
     try:
-        _go_on(keeping, asked, foreground=foreground)
+        _resume(keeping, *begin())
     except AisfsError as error:
         code = exit_code(error)
         keeping.failed(shown(str(error)), again=code == Exit.UNREACHABLE)
@@ -358,15 +378,11 @@ def go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> 
     return Exit.OK
 
 
-def _go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> None:
+def _resume(keeping: Keeping, plan: MountPlan, start: "Start", reload: Reload | None) -> None:
     from aisfs.mount import run as mounts
 
     takeover = keeping.takeover
     assert takeover is not None, "the keeper starts this with a mount"
-    given = _left_behind(keeping) or asked()
-    start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
-    if not foreground:
-        os.chdir("/")  # else the current directory could not be unmounted
     warnings = RecentWarnings()
     warnings.attach()
     if takeover.cause:
@@ -375,9 +391,7 @@ def _go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) ->
         )
     for line in takeover.trace.splitlines():
         log.error("the daemon before: %s", line)
-    reload = None if foreground and os.isatty(0) else given.reload(foreground=foreground)
-    _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
-    trio.run(mounts.run, given.plan, _GoingOn(keeping, given), warnings, reload, keeping)
+    trio.run(mounts.run, plan, start, warnings, reload, keeping)
 
 
 def _check_shown(before: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -3,9 +3,10 @@
 The driver sends what to mount and the descriptor of the mount in one message, and waits for the result. A child is
 forked for each message; it starts the daemon of the volume and ends with the answer, which comes in time: a daemon
 that is not ready by then is killed. Which volumes there are, the kernel knows, and a daemon ends when its volume
-is unmounted. All that is kept is which daemons were killed, and why, since the kernel forgets that.
+is unmounted. All that is kept is which daemons were killed, and why, since the kernel forgets that. Between the mounter and
+the daemon of a volume that is only read is its keeper (`volume_keeper`).
 
-A daemon is found again by what only /proc has: its name, and the names of its secrets, have the device number of its mount.
+A daemon, or its keeper, is found again by what only /proc has: its name, and the names of its secrets, have the device number of its mount.
 """
 
 import ctypes
@@ -16,8 +17,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -26,6 +27,7 @@ import msgspec
 import trio
 
 from aisfs.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
+from aisfs.csi.volume_keeper import Restart, be_killed_first, keep_volume, name_of
 from aisfs.csi.volumes import (
     TOKEN,
     Code,
@@ -64,8 +66,6 @@ OPEN_SECONDS = 600.0
 """How long a volume may take to be ready: large datasets take minutes, and others must not wait for them."""
 _CONNECT_SECONDS = 5.0
 _LOOK_MS = 300
-_SOONER = 100
-"""A tenth of the limit, in the kernel's choice of what to kill: more than the mounter itself has."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -108,6 +108,8 @@ class Status(msgspec.Struct):
     memory_available: int | None
     devices: list[int] = []
     """The device numbers of the mounts that are served."""
+    restarted: dict[int, str] = {}
+    """Why the daemons of these died before those that serve them now."""
 
 
 OUT_OF_MEMORY = "out of memory"
@@ -265,30 +267,55 @@ class _Ends:
     def __init__(self) -> None:
         self.killed: dict[int, str] = {}
         self.deaths: dict[str, int] = {}
+        self.restarted: dict[int, str] = {}
+        self.restarts, self.keepers = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        """A pipe with a line for each `Restart`."""
         self._memory = MachineMemory()
         self._out_of_memory = self._memory.killed()
 
+    def read(self) -> None:
+        """Note each daemon that has ended and was started again."""
+        with _alone(), suppress(BlockingIOError):
+            for line in os.read(self.restarts, _PIPE).splitlines():
+                restart = msgspec.json.decode(line, type=Restart)
+                why = self._count(restart.signal) if restart.signal else restart.cause
+                self.restarted[restart.device] = _died(why)
+                log.error(
+                    "process %d of device 0:%d %s; another one goes on",
+                    restart.pid,
+                    restart.device,
+                    why,
+                )
+
     def reap(self) -> None:
         """Note the end of each child that has ended."""
-        # Else the next end would be noted in the midst of this, and its process gone when this looks at it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        try:
-            with suppress(ChildProcessError):
-                while (
-                    ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                ) is not None:
-                    found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
-                    if found is not None:
-                        self._note(int(found[1]), ended)
-                    os.waitpid(ended.si_pid, 0)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with _alone(), suppress(ChildProcessError):
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            ) is not None:
+                found = _NAME.fullmatch(Path(f"/proc/{ended.si_pid}/comm").read_text())
+                if found is not None:
+                    self._note(int(found[1]), ended)
+                os.waitpid(ended.si_pid, 0)
 
     def _note(self, device: int, ended: os.waitid_result) -> None:
+        self.read()
         self.killed.pop(device, None)
-        if ended.si_code not in (os.CLD_KILLED, os.CLD_DUMPED):
+        last = self.restarted.pop(device, "")
+        if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+            why = self._count(ended.si_status)
+            last = _died(why)
+            log.error("process %d of device 0:%d %s", ended.si_pid, device, why)
+        elif not ended.si_status:
             return
-        name = signal.Signals(ended.si_status).name
+        if last:  # a keeper that has given up says so itself
+            self.killed[device] = last
+        while len(self.killed) > _KILLED_MOST:
+            del self.killed[next(iter(self.killed))]
+
+    def _count(self, number: int) -> str:
+        """Count a daemon that was killed by a signal; return how in words."""
+        name = signal.Signals(number).name
         before, self._out_of_memory = self._out_of_memory, self._memory.killed()
         why = f"was killed by {name}"
         if name == "SIGKILL" and self._out_of_memory > before:
@@ -297,12 +324,25 @@ class _Ends:
             of = f", {room.size >> 20} MiB for all volumes of the node," if room is not None else ""
             why = f"was killed {OUT_OF_MEMORY_WORDS}: the mounter's limit{of} is used up"
         self.deaths[name] = self.deaths.get(name, 0) + 1
-        self.killed[device] = f"the process that serves the volume has died: it {why}"
-        while len(self.killed) > _KILLED_MOST:
-            del self.killed[next(iter(self.killed))]
-        log.error("process %d of device 0:%d %s", ended.si_pid, device, why)
+        return why
 
 
+def _died(why: str) -> str:
+    return f"the process that serves the volume has died: it {why}"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Take no SIGCHLD: an end would be noted in the midst of another, and its process gone when that looks at it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_PIPE = 1 << 16
+"""Bytes that are in a pipe at most."""
 _NAME = re.compile(r"aisfs vol (\d+)\n")
 """Names of daemons, at most 15 characters, with the device numbers of their mounts."""
 
@@ -330,6 +370,10 @@ def run(path: Path) -> None:
         listener.listen()
         log.info("waiting for volumes on %s", path)
         while True:
+            asked, _, _ = select.select([listener.fileno(), ends.restarts], [], [])
+            ends.read()
+            if listener.fileno() not in asked:
+                continue
             connection, _ = listener.accept()
             with connection:
                 try:
@@ -381,6 +425,7 @@ def _answer(connection: socket.socket, listener: socket.socket, ends: _Ends) -> 
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         listener.close()
+        os.close(ends.restarts)
         data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
         if data:  # else the driver has only looked whether we are here
             connection.send(msgspec.json.encode(_answer_to(data, descriptors, ends)))
@@ -400,7 +445,7 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
         )
     match question:
         case Serve(device, volume):
-            return _start(device, volume, descriptors[0])
+            return _start(device, volume, descriptors[0], ends.keepers)
         case Renew(device, secrets):
             try:
                 own = [pid for pid, served in _daemons().items() if served == device]
@@ -414,6 +459,7 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
                 daemons=len(served),
                 devices=list(served.values()),
                 killed=ends.killed,
+                restarted=ends.restarted,
                 deaths=ends.deaths,
                 memory_limit=None if room is None else room.size,
                 memory_available=memory.available(),
@@ -431,7 +477,7 @@ def _daemons() -> dict[int, int]:
     return found
 
 
-def _start(device: int, volume: Volume, fd: int) -> Answer:
+def _start(device: int, volume: Volume, fd: int, restarts: int) -> Answer:
     """Start the daemon of a volume, and kill it if it is not ready in time."""
     named = shortened(" ".join(volume.sources))
     log.info("serving %s", named)
@@ -448,7 +494,8 @@ def _start(device: int, volume: Volume, fd: int) -> Answer:
     signal.setitimer(signal.ITIMER_REAL, OPEN_SECONDS, END_SECONDS)
     try:
         code, reason = daemon.detach(
-            lambda reporter: _serve(device, volume, fd, sharers, reporter), keep_stderr=True
+            lambda reporter: _serve(device, volume, fd, sharers, restarts, reporter),
+            keep_stderr=True,
         )
     except OSError as error:
         return _no_process(error)
@@ -464,12 +511,14 @@ def _start(device: int, volume: Volume, fd: int) -> Answer:
 
 
 def _serve(
-    device: int, volume: Volume, fd: int, sharers: Callable[[], int], reporter: "Reporter"
+    device: int,
+    volume: Volume,
+    fd: int,
+    sharers: Callable[[], int],
+    restarts: int,
+    reporter: "Reporter",
 ) -> None:
-    Path("/proc/self/comm").write_text(f"aisfs vol {device}")
-    # Should memory run out, one volume ends, and not the mounter with all of them.
-    score = Path("/proc/self/oom_score_adj")
-    score.write_text(str(min(int(score.read_text()) + _SOONER, 1000)))
+    Path("/proc/self/comm").write_bytes(name_of(device))
     warnings = RecentWarnings()
     warnings.attach()
     try:
@@ -482,7 +531,10 @@ def _serve(
         check_plan(volume, plan)
         plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
         mounts.check(plan)
-        trio.run(mounts.run, plan, reporter, warnings)
+        outlives = mounts.can_outlive(plan)
+        keeping = keep_volume(device, fd, plan, restarts) if outlives else None
+        be_killed_first()
+        trio.run(mounts.run, plan, reporter, warnings, None, keeping)
     except AisfsError as error:
         text = _IN_MEMORY.sub("of the volume's secret", str(error))
         text = f"{text}{_about_token(volume)}" if isinstance(error, AccessDenied) else text

@@ -171,15 +171,16 @@ class Targets:
     def why_dead(self, target: Path, state: State) -> str:
         """Return why the daemon of a target died, or the one before it if it is served again; empty if that is not known."""
         devices = mountpoint.device_minors(target)
-        if state is State.SERVED:
-            devices = devices[:-1]
         if state is State.HUNG or not devices:
             return ""
         try:
             with Mounter(self._mounter) as mounter:
-                killed = mounter.status().killed
+                status = mounter.status()
         except VolumeError:  # it has died as well
             return ""
+        if state is State.SERVED and (top := devices.pop()) in status.restarted:
+            return status.restarted[top]
+        killed = status.killed
         return next((killed[device] for device in reversed(devices) if device in killed), "")
 
     def _check_alone(self, target: Path, volume: Volume) -> None:
