@@ -27,6 +27,7 @@ import socket
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -68,9 +69,13 @@ class Kept:
         """Two anonymous files with the inode numbers."""
         self.trace = said["trace"]
         """Where a daemon that crashes writes its traceback."""
-        for fd in (said["socket"], self.options, *self.numbers, self.trace):
+        sockets = [said["socket"]] if "socket" in said else []
+        for fd in (*sockets, self.options, *self.numbers, self.trace):
             os.set_inheritable(fd, False)
-        self.daemon = Daemon(said["pid"], socket.socket(fileno=said["socket"]))
+        self.daemon: Daemon | None = None
+        """The first one; None if the mount has one that another keeper started."""
+        if "pid" in said:
+            self.daemon = Daemon(said["pid"], socket.socket(fileno=said["socket"]))
 
 
 class Daemon:
@@ -147,7 +152,7 @@ class Keeper:
     def __init__(self, mountpoint: str, kept: Kept) -> None:
         self.mountpoint = mountpoint
         self.kept = kept
-        self.daemon: Daemon | None = kept.daemon
+        self.daemon = kept.daemon
         self.next: Daemon | None = None
         """The daemon of an upgrade that is under way."""
         self.device: int | None = None
@@ -230,7 +235,8 @@ class Keeper:
         """Wait for signals and messages, and take them; not for longer than there is nothing to look at."""
         talking = {d.end.fileno(): d for d in (self.daemon, self.next) if d is not None and d.end}
         poll = select.poll()
-        for fd in (asked, *talking):
+        also = self.also()
+        for fd in (asked, *talking, *also):
             poll.register(fd, select.POLLIN)
         is_idle = self.daemon is None and self.next is None
         if is_idle and self.device is not None:
@@ -239,10 +245,16 @@ class Keeper:
         for fd, _ in poll.poll(max(seconds, 0.0) * 1000):
             if fd in talking:
                 self.receive(talking[fd])
+            elif fd in also:
+                also[fd]()
             elif fd == asked:
                 for number in os.read(asked, 4096):
                     if number != signal.SIGCHLD:
                         self.pass_on(number)
+
+    def also(self) -> dict[int, Callable[[], None]]:
+        """Return what else is waited for, and what is done then; for keepers of other kinds."""
+        return {}
 
     def receive(self, daemon: Daemon) -> None:
         """Take a message of a daemon, if it still talks."""
