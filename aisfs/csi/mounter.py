@@ -20,14 +20,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 import msgspec
 import trio
 
 from aisfs.csi.identity import CLOUD_TOKEN, POD_TOKEN, check_exchange, for_aistore
-from aisfs.csi.volume_keeper import Restart, be_killed_first, keep_volume, name_of
+from aisfs.csi.volume_keeper import (
+    Home,
+    Restart,
+    be_killed_first,
+    keep_volume,
+    listen,
+    name_of,
+    take_volume,
+)
 from aisfs.csi.volumes import (
     TOKEN,
     Code,
@@ -41,7 +50,7 @@ from aisfs.csi.volumes import (
 )
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.mount import run as mounts
-from aisfs.mount.plan import plan_mount
+from aisfs.mount.plan import MountPlan, plan_mount
 from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, clouds
 from aisfs.settings.values import existing_directory
 from aisfs.stores.ais.client import AISClient
@@ -66,6 +75,10 @@ OPEN_SECONDS = 600.0
 """How long a volume may take to be ready: large datasets take minutes, and others must not wait for them."""
 _CONNECT_SECONDS = 5.0
 _LOOK_MS = 300
+LOOK_SECONDS = 1.0
+"""How often a new mounter looks whether an earlier one has a volume for it."""
+READY = "aisfs-ready"
+"""Name of the process once it has taken over what there was: what the probe of its pod looks for."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -362,15 +375,12 @@ def run(path: Path) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # or it would unmount: daemons inherit this
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        mask = os.umask(0o177)  # what may connect can have anything mounted
-        listener.bind(str(path))
-        os.umask(mask)
-        listener.listen()
+    home = Home(path.absolute().parent, time.time_ns(), ends.keepers)
+    with listen(path) as listener:
         log.info("waiting for volumes on %s", path)
+        earlier = _Earlier(home, listener, ends)
         while True:
-            asked, _, _ = select.select([listener.fileno(), ends.restarts], [], [])
+            asked, _, _ = select.select([listener.fileno(), ends.restarts], [], [], earlier.look())
             ends.read()
             if listener.fileno() not in asked:
                 continue
@@ -382,7 +392,56 @@ def run(path: Path) -> None:
                     _refuse(connection, _no_process(error))
                     continue
                 if child == 0:
-                    _answer(connection, listener, ends)
+                    _answer(connection, listener, ends, home)
+
+
+class _Earlier:
+    """Volumes of a mounter before this one, whose pod ends once this one is ready."""
+
+    def __init__(self, home: Home, listener: socket.socket, ends: _Ends) -> None:
+        self._home = home
+        self._inherited = listener, ends
+        self._begun: dict[Path, int] = {}
+        self._until = time.monotonic() + OPEN_SECONDS
+        self._is_ready = False
+
+    def look(self) -> float | None:
+        """Take what is there; return after how many seconds to look again, since what is being published comes later."""
+        places = self._home.earlier()
+        for place in places:
+            if place not in self._begun:
+                with suppress(OSError):  # no process; the next look tries again
+                    self._begun[place] = os.fork() or self._take(place)
+        late = time.monotonic() > self._until
+        own = _children() if places else set()
+        if not self._is_ready and (late or not any(self._begun.get(p) in own for p in places)):
+            self._is_ready = True
+            Path("/proc/self/comm").write_text(READY)
+            log.info("ready: no volume of an earlier mounter is left to be taken over")
+        return None if late else LOOK_SECONDS
+
+    def _take(self, place: Path) -> NoReturn:
+        listener, ends = self._inherited
+        code = 1
+        try:
+            _become_child(listener, ends)
+            os.setsid()
+            os.chdir("/")
+            code = take_volume(place, partial(_plan, sharers=_sharers()), self._home)
+        except (AisfsError, OSError, ValueError, msgspec.MsgspecError) as error:
+            log.error("%s stays with the mounter before: %s", place.name, error)
+        except Exception:
+            log.exception("%s stays with the mounter before: please report it", place.name)
+        finally:
+            os._exit(code)
+
+
+def _become_child(listener: socket.socket, ends: _Ends) -> None:
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    listener.close()
+    os.close(ends.restarts)
 
 
 def _refuse(connection: socket.socket, answer: Answer) -> None:
@@ -417,18 +476,14 @@ def _children(of: str = "thread-self") -> set[int]:
     return {int(pid) for pid in Path(f"/proc/{of}/children").read_text().split()}
 
 
-def _answer(connection: socket.socket, listener: socket.socket, ends: _Ends) -> None:
+def _answer(connection: socket.socket, listener: socket.socket, ends: _Ends, home: Home) -> None:
     """Answer one question of the driver; never returns."""
     code = 1
     try:
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        listener.close()
-        os.close(ends.restarts)
+        _become_child(listener, ends)
         data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_MAX, 1)
         if data:  # else the driver has only looked whether we are here
-            connection.send(msgspec.json.encode(_answer_to(data, descriptors, ends)))
+            connection.send(msgspec.json.encode(_answer_to(data, descriptors, ends, home)))
         code = 0
     except OSError as error:
         log.warning("the driver did not take the answer: %s", error.strerror)
@@ -436,7 +491,7 @@ def _answer(connection: socket.socket, listener: socket.socket, ends: _Ends) -> 
         os._exit(code)
 
 
-def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Status:
+def _answer_to(data: bytes, descriptors: list[int], ends: _Ends, home: Home) -> Answer | Status:
     try:
         question: Serve | Renew | Ask = msgspec.json.decode(data, type=Serve | Renew | Ask)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -445,7 +500,7 @@ def _answer_to(data: bytes, descriptors: list[int], ends: _Ends) -> Answer | Sta
         )
     match question:
         case Serve(device, volume):
-            return _start(device, volume, descriptors[0], ends.keepers)
+            return _start(device, volume, descriptors[0], home)
         case Renew(device, secrets):
             try:
                 own = [pid for pid, served in _daemons().items() if served == device]
@@ -477,24 +532,17 @@ def _daemons() -> dict[int, int]:
     return found
 
 
-def _start(device: int, volume: Volume, fd: int, restarts: int) -> Answer:
+def _start(device: int, volume: Volume, fd: int, home: Home) -> Answer:
     """Start the daemon of a volume, and kill it if it is not ready in time."""
     named = shortened(" ".join(volume.sources))
     log.info("serving %s", named)
-    siblings = f"{os.getppid()}/task/{os.getppid()}"
-
-    def sharers() -> int:
-        try:
-            return max(len(_children(siblings)), 1)
-        except OSError:  # the mounter has ended, and its daemons are about to
-            return 1
-
+    sharers = _sharers()
     # Ends the daemon by SIGTERM as Ctrl-C would, and after another while by SIGKILL.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, OPEN_SECONDS, END_SECONDS)
     try:
         code, reason = daemon.detach(
-            lambda reporter: _serve(device, volume, fd, sharers, restarts, reporter),
+            lambda reporter: _serve(device, volume, fd, sharers, home, reporter),
             keep_stderr=True,
         )
     except OSError as error:
@@ -515,24 +563,16 @@ def _serve(
     volume: Volume,
     fd: int,
     sharers: Callable[[], int],
-    restarts: int,
+    home: Home,
     reporter: "Reporter",
 ) -> None:
     Path("/proc/self/comm").write_bytes(name_of(device))
     warnings = RecentWarnings()
     warnings.attach()
     try:
-        check_endpoint(volume)
-        kept = Secrets(device).keep(_final(volume.secrets))
-        token_file = kept.pop(CLOUD_TOKEN, "")
-        clouds.use_identity(volume.cloud.variables_for(token_file), token_file)
-        settings = {**volume.settings, **kept}
-        plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
-        check_plan(volume, plan)
-        plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
-        mounts.check(plan)
+        plan = _plan(device, fd, volume, sharers)
         outlives = mounts.can_outlive(plan)
-        keeping = keep_volume(device, fd, plan, restarts) if outlives else None
+        keeping = keep_volume(device, fd, volume, plan, home) if outlives else None
         be_killed_first()
         trio.run(mounts.run, plan, reporter, warnings, None, keeping)
     except AisfsError as error:
@@ -547,6 +587,33 @@ def _serve(
         reporter.failed(str(failure), failure.code)
     else:
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
+
+
+def _plan(device: int, fd: int, volume: Volume, sharers: Callable[[], int]) -> MountPlan:
+    """Return what to serve, with the secrets in this process."""
+    check_endpoint(volume)
+    kept = Secrets(device).keep(_final(volume.secrets))
+    token_file = kept.pop(CLOUD_TOKEN, "")
+    clouds.use_identity(volume.cloud.variables_for(token_file), token_file)
+    settings = {**volume.settings, **kept}
+    plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
+    check_plan(volume, plan)
+    plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
+    mounts.check(plan)
+    return plan
+
+
+def _sharers() -> Callable[[], int]:
+    """Return what counts the volumes; for a child of the mounter."""
+    siblings = f"{os.getppid()}/task/{os.getppid()}"
+
+    def sharers() -> int:
+        try:
+            return max(len(_children(siblings)), 1)
+        except OSError:  # the mounter has ended, and its daemons are about to
+            return 1
+
+    return sharers
 
 
 _IN_MEMORY = re.compile(r"\(?/proc/self/fd/\d+\)?")

@@ -89,6 +89,17 @@ class Secrets:
             found |= {"authn_token_file": found[TOKEN], TOKEN: ""}
         return found
 
+    def current(self) -> dict[str, str]:
+        """Return the secrets that this process keeps, as they are now."""
+        found = {}
+        for fd in _descriptors(os.getpid()):
+            with suppress(OSError):
+                name = _MEMORY_FILE.fullmatch(os.readlink(fd))
+                if name is not None and name[1].startswith(self._prefix):
+                    word, text = name[1].removeprefix(self._prefix), fd.read_text()
+                    found[word] = json.loads(text)["token"] if word == TOKEN else text
+        return found
+
     def renew(self, processes: Iterable[int], secrets: Mapping[str, str]) -> str:
         """Write what changed where one of the processes keeps it; return which it keeps none of, and why."""
         left = dict(secrets)

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from aisfs.csi.mounter import READY
 from tests.csi.conftest import MODES, TOKEN, Kubelet, mounter_after, running_kubelet
 from tests.csi.test_recovery import layers, memory_group, only, use_up
 from tests.support.mounts import eventually, is_mountpoint
@@ -63,23 +65,36 @@ READ_ON = """if 1:
     """
 
 
+@contextmanager
+def reading(target: Path) -> Iterator[Callable[[], None]]:
+    """A program with an open file and directory; yields what has it read everything, and more from these."""
+    command = [sys.executable, "-c", READ_ON, str(target)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+
+        def read() -> None:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            print("go", file=reader.stdin, flush=True)
+            assert reader.stdout.readline() == "read\n"
+
+        yield read
+        assert reader.stdin is not None
+        reader.stdin.close()
+        assert reader.wait(60) == 0
+
+
 def test_a_reader_sees_no_error_when_the_daemon_of_its_volume_is_killed(
     kubelet: Kubelet, target: Path
 ):
     kubelet.publish(target)
     keeper = kubelet.daemon()
-    command = [sys.executable, "-c", READ_ON, str(target)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as reader:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
-        for count in range(4):
-            if count:
-                kill_daemon(kubelet)
-            print("go", file=reader.stdin, flush=True)
-            assert reader.stdout.readline() == "read\n"
-    assert reader.returncode == 0
+    with reading(target) as read:
+        read()
+        for _ in range(3):
+            kill_daemon(kubelet)
+            read()
     assert kubelet.daemon() == keeper
     now = condition(kubelet, target)
     assert not now.abnormal
@@ -155,3 +170,63 @@ def test_a_volume_whose_daemon_was_killed_for_lack_of_memory_goes_on_and_says_wh
             assert eventually(lambda: "lack of memory" in condition(kubelet, target).message)
             assert not condition(kubelet, target).abnormal
             kubelet.unpublish(target)
+
+
+@contextmanager
+def replaced_mounter(kubelet: Kubelet, *arguments: str) -> Iterator[None]:
+    """A rollout: the mounter of another pod begins, and is ready; after the block that of the old pod ends."""
+    old = kubelet.processes["mounter"]
+    kubelet.start("mounter", *arguments, **KEPT)
+    new = kubelet.processes["mounter"].pid
+    ready = Path(f"/proc/{new}/comm")
+    assert eventually(lambda: ready.read_text() == f"{READY}\n"), kubelet.log()
+    yield
+    os.kill(old.pid, signal.SIGTERM)
+    old.wait(60)
+
+
+def test_a_reader_sees_no_error_when_the_mounter_is_replaced(kubelet: Kubelet, target: Path):
+    tokens = [f"{TOKEN}-{number}" for number in range(3)]
+    try:
+        only(kubelet, tokens[0])
+        kubelet.publish(target, secrets={"token": tokens[0]}, attr_ttl=0, list_ttl=0)
+        only(kubelet, tokens[1])
+        kubelet.publish(target, secrets={"token": tokens[1]})  # what is handed over is the new one
+        with reading(target) as read:
+            read()
+            for count in range(2):
+                before = served_by(kubelet)
+                with replaced_mounter(kubelet):
+                    assert not Path(f"/proc/{before}").exists()
+                    read()
+                read()
+                kill_daemon(kubelet)
+                read()
+                assert count or "was killed by SIGKILL" in condition(kubelet, target).message
+        only(kubelet, tokens[2])
+        kubelet.publish(target, secrets={"token": tokens[2]})
+        assert "a.txt" in os.listdir(target)
+        assert layers(target) == 1
+        assert not condition(kubelet, target).abnormal
+    finally:
+        kubelet.server.faults([])
+        kubelet.unpublish(target)
+    assert eventually(lambda: not kubelet.daemons())
+    assert not list(kubelet.place.glob("*.volume"))
+
+
+def test_a_volume_that_the_next_mounter_cannot_serve_goes_on_until_the_old_one_ends(
+    kubelet: Kubelet, target: Path
+):
+    kubelet.publish(target)
+    before = served_by(kubelet)
+    kubelet.server.faults([{"path": "", "status": 503, "times": -1}])
+    with replaced_mounter(kubelet):
+        assert "stays with the mounter before" in kubelet.log()
+        kubelet.server.faults([])
+        assert Path(f"/proc/{before}").exists()
+        assert (target / "a.txt").read_bytes() == b"a"
+    assert condition(kubelet, target).abnormal
+    kubelet.publish(target)
+    assert (target / "a.txt").read_bytes() == b"a"
+    kubelet.unpublish(target)
