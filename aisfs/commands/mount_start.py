@@ -354,7 +354,7 @@ def go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> 
             os.chdir("/")  # else the current directory could not be unmounted
         _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
         reload = None if foreground and os.isatty(0) else given.reload(foreground=foreground)
-        return given.plan, _GoingOn(keeping, given), reload
+        return given.plan, GoingOn(partial(_leave, keeping, given)), reload
 
     return resume(keeping, begin)
 
@@ -394,6 +394,11 @@ def _resume(keeping: Keeping, plan: MountPlan, start: "Start", reload: Reload | 
     trio.run(mounts.run, plan, start, warnings, reload, keeping)
 
 
+def _leave(keeping: Keeping, given: Given) -> None:
+    """Leave the options of this daemon to the next one."""
+    keeping.options = _pickled(given)
+
+
 def _check_shown(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     for name in sorted(before.keys() & now.keys()):  # another version may have more
         if before[name] != now[name]:
@@ -403,19 +408,19 @@ def _check_shown(before: Mapping[str, str], now: Mapping[str, str]) -> None:
             )
 
 
-class _GoingOn:
-    """The start of a daemon of a mount that was there before."""
+class GoingOn:
+    """The start of a daemon of a mount that was there before: nobody looks on."""
 
-    def __init__(self, keeping: Keeping, given: Given) -> None:
-        self._keeping = keeping
-        self._given = given
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        """Call `then` once it serves."""
+        self._then = then
 
     def progress(self, state: Mapping[str, int | str | None]) -> None:
         """See `Start`."""
 
     def ready(self, note: str) -> None:
-        """Leave the options of this daemon to the next one."""
-        self._keeping.options = _pickled(self._given)
+        """See `Start`."""
+        self._then()
 
 
 def run_in_background(given: Given, words: Sequence[str], own_log: Path | None) -> int:

@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from aisfs.commands.mount_start import resume
+from aisfs.commands.mount_start import GoingOn, resume
 from aisfs.csi.volumes import Secrets, Volume
 from aisfs.mount.plan import MountPlan
 from aisfs.system.keeper import Daemon, Keeper, Kept
@@ -202,7 +202,7 @@ class _VolumeKeeper(Keeper):
             keeping = take_over(its.detach())
             _become_daemon(self._number, keeping)
             be_killed_first()
-            resume(keeping, self._plan)
+            resume(keeping, lambda: (self._plan, GoingOn(), None))
             code = 0
         except Exception:
             log.exception("the daemon of a volume ended on a bug in aisfs, please report it")
@@ -230,7 +230,7 @@ def keep_volume(device: int, fd: int, volume: Volume, plan: MountPlan, home: Hom
         os.close(fd)  # it comes from the daemon, once that has agreed with the kernel
         return _VolumeKeeper(device, volume, plan, Kept(kept), home).serve()
 
-    keeping = keep(plan.mountpoint, (), "/", b"", run)
+    keeping = keep(str(plan.mountpoint), (), "/", b"", run)
     _become_daemon(device, keeping)
     return keeping
 
