@@ -390,6 +390,8 @@ class Overlay:
         """How many changes there were."""
         self._listings = 0
         """Listings under way."""
+        self.note: Callable[[Bucket, str, str], None] = lambda *_: None
+        """Told of each directory that is `held` here, is `gone`, or, empty, is what the store says of it."""
         self.namespace_lock = ranked_rlock(Rank.NAMESPACE)
         """Held by the trio thread while it changes, perhaps in several steps but never waiting, what
         names stand for in this mount; and by another thread while it asks what they stand for."""
@@ -456,6 +458,12 @@ class Overlay:
         self._set(bucket, key, ABSENT, expires)
         if key.endswith("/"):
             self.removed.add(*_place(bucket, key))
+            self.note(bucket, key, "gone")
+
+    def hold(self, bucket: Bucket, prefix: str) -> None:
+        """Keep a directory that the store may not have."""
+        with self.namespace_lock:
+            self._hold(bucket, prefix, self._clock() + self.change_ttl)
 
     def _hold(self, bucket: Bucket, prefix: str, expires: float) -> None:
         """Keep a directory that may be empty now."""
@@ -610,6 +618,8 @@ class Overlay:
             self._cache.forget((*directory, name))
             if key.endswith("/") and (listed is not None or expires is not None):
                 self.held.let_go(bucket, key)
+            if key.endswith("/"):
+                self.note(bucket, key, "held" if listed is None and expires is None else "")
             if self.changes % SWEEP_EVERY == 0:
                 self._sweep()
 

@@ -251,6 +251,15 @@ class FileSystem:
         if node is not None:
             self.inodes.restored(slot, node)
 
+    async def restore_below(self, node: DirectoryNode) -> None:
+        """Find out what all numbers stand for that the kernel knows of files below a directory."""
+        for ino, (parent, _) in list(self.inodes.earlier.files()):
+            above = self.inodes.get(parent)
+            if not isinstance(above, DirectoryNode) or above.bucket != node.bucket:
+                continue
+            if above.prefix.startswith(node.prefix):
+                await self.restore(ino)
+
     def stands(self, node: Node, ino: int) -> bool:
         """Return whether an inode is still this node, with no change of its name under way."""
         return self.inodes.node(ino) == node and self.name_changes.of(node) is None

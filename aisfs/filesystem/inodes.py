@@ -17,6 +17,7 @@ whenever a directory is opened, and the reply says whether to drop what it holds
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -393,7 +394,7 @@ class Inodes:
         self._by_ino = self.files.by_ino
         self.salted: dict[int, bytes] = {}
         """Identities of versions whose own number is that of a written file, by their number."""
-        self._removed = counter()
+        self._removed = counter(time.monotonic_ns())  # a daemon before has counted from less
         """A number for each directory that was removed."""
         self.log: NumberLog | None = None
         """Where is noted what the kernel knows, for the next daemon of the mount."""
@@ -461,7 +462,30 @@ class Inodes:
     def move(self, ino: int, node: Node) -> None:
         """Make a number stand for another node: it was renamed, or became another version here."""
         with self._lock:
-            self.table.move(ino, identity(node), node)
+            self._move(ino, node)
+
+    def _move(self, ino: int, node: Node) -> None:
+        self.table.move(ino, identity(node), node)
+        if self.log is not None:
+            self.log.node(slot_of(ino), node)
+
+    def settled_as(self, ino: int, node: ObjectNode) -> None:
+        """Note which version a written file is that is not open any more: it keeps its number."""
+        with self._lock:
+            if self.log is not None and self.table.get(ino) is not None:
+                self.log.node(ino, node)
+
+    def fact(self, key: str, value: object) -> None:
+        """Note something else for the next daemon of the mount; see `NumberLog.fact`."""
+        if self.log is not None:
+            with self._lock:
+                self.log.fact(key, value)
+
+    def handle(self, handle: int, ino: int, flags: int, count: int) -> None:
+        """Note that a file is open once more or less; see `NumberLog.handle`."""
+        if self.log is not None:
+            with self._lock:
+                self.log.handle(handle, ino, flags, count)
 
     def removed(self, node: DirectoryNode) -> None:
         """Have the number of a directory that was removed, or replaced, stand for nothing else any more.
@@ -576,7 +600,7 @@ class Inodes:
         else:
             spelled = self.salted.get(ino) or self._identity(node)
         if self.log is not None and self.table.get(ino) is None:
-            if isinstance(node, FileNode):
+            if isinstance(node, FileNode) and ino not in self.salted:
                 self.log.files([ino], [node])
             else:
                 self.log.node(slot_of(ino), node)
@@ -598,13 +622,16 @@ class Inodes:
             file = self._by_ino.get(ino)
             if file is not None and not file.busy:  # from now on a version like any other
                 self.files.drop(file)
+                self.fact(f"file {ino}", None)
+            if self._writable:
+                self.fact(f"change {ino}", None)
         return gone
 
     # numbers of earlier daemons --------------------------------------------------------------
 
     def take_over(self, log: NumberLog) -> None:
         """Note from now on what the kernel knows, which begins with what `log` has."""
-        self.earlier, self.log = EarlierNumbers(log.read()), log
+        self.earlier, self.log = EarlierNumbers(log.read(), log), log
 
     def is_earlier(self, ino: int) -> bool:
         """Return whether only an earlier daemon has known a number so far."""
@@ -629,7 +656,14 @@ class Inodes:
         with self._lock:
             if self.table.get(ino) is None:
                 count = _NEVER_FORGOTTEN if isinstance(node, ShardNode) else 1
-                self.table.remember(ino, identity(node), node, count)
+                spelled = self.salted.get(ino) or identity(node)
+                self.table.remember(ino, spelled, node, count)
+
+    def restored_written(self, file: WrittenFile) -> None:
+        """Know a file again that an earlier daemon wrote."""
+        with self._lock:
+            self.files.add(file)
+            self.table.remember(file.ino, file.identity, file.node)
 
     def shorten_log(self) -> None:
         """Write the log again if it is much longer than it need be. In a thread of its own."""
@@ -637,8 +671,11 @@ class Inodes:
         if log is None or not log.is_long:
             return
         with self._lock:
-            since, known = log.begin_rewrite(), self.table.known()
-        length = log.rewrite(chain(records(known), self.earlier.records()))
+            since, others = log.begin_rewrite()
+            known = self.table.known()
+            moved = self.table.moved() | self._by_ino.keys() | self.salted.keys()
+        now = ((ino, self.node(ino) if ino in self._by_ino else node) for ino, node in known)
+        length = log.rewrite(chain(records(now, moved), self.earlier.records(), others))
         with self._lock:
             log.end_rewrite(since, length)
 

@@ -107,7 +107,8 @@ class ContentLock:
             self._token.run_sync_soon(left.set)
 
 
-_serial = count(1)
+_serial = count(time.monotonic_ns())
+"""No daemon of the mount has counted there before."""
 MOST_AT_REST = 1000
 """Written files that are in the store and kept only for their number: 1.5 KB each, here."""
 
@@ -156,6 +157,10 @@ class WrittenFile:
     """Handles among `writers` that go past the kernel's page cache."""
     shared: bool = False
     """Whether others opened it while there were such handles."""
+    appending: bool = False
+    """Whether a shard may have it already as a member."""
+    resumed: bool = False
+    """Whether a daemon before has begun it."""
     made_only_new: str = ""
     """A name of its own for a file that began as a new one: see `only_new`."""
     overwrites: bool = False

@@ -258,6 +258,32 @@ def written(message: memoryview) -> tuple[int, memoryview]:
     return offset, message[start : start + size]
 
 
+_NAME_CHANGES = {
+    Opcode.MKDIR: Struct("=II"),
+    Opcode.MKNOD: Struct("=IIII"),
+    Opcode.SYMLINK: Struct(""),
+    Opcode.UNLINK: Struct(""),
+    Opcode.RMDIR: Struct(""),
+    Opcode.RENAME: Struct("=Q"),
+    Opcode.RENAME2: Struct("=QII"),
+}
+NAME_CHANGES = frozenset(_NAME_CHANGES)
+"""Requests that change names, and open nothing."""
+
+
+def name_change(opcode: Opcode, message: memoryview) -> tuple[tuple[int, ...], list[bytes]]:
+    """Return the numbers and the names, or the target of a link, in a request that changes names.
+
+    MKDIR and MKNOD begin with the mode, and RENAME with the new directory, and perhaps flags.
+    """
+    fixed = _NAME_CHANGES[opcode]
+    return fixed.unpack_from(message, BODY), bytes(message[BODY + fixed.size :]).split(b"\0")
+
+
+RESENT = 1 << 63
+"""In the number of a request that was asked of a daemon before."""
+
+
 def set_handle(message: memoryview, handle: int, max_size: int) -> None:
     """Change the handle of a READDIR or READDIRPLUS in place, and ask for `max_size` at most."""
     _, offset, size, *rest = READ.unpack_from(message, BODY)

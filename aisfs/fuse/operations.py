@@ -172,7 +172,9 @@ class Operations(pyfuse3.Operations):
         self._xattrs = xattrs
         self.negative_timeout = min(negative_timeout, LONGEST_TIMEOUT)
         self._on_ready = on_ready
-        self.handles = HandleTable(write.files if write is not None else None)
+        self.handles = HandleTable(
+            write.files if write is not None else None, filesystem.inodes.handle
+        )
         self.before_each: Callable[[], None] = lambda: None
         """Does what the kernel asked before and pyfuse3 does not see."""
         self.lists_by_inode = False

@@ -18,6 +18,7 @@ directory, which the kernel drops by itself with each change it makes, until the
 import errno
 import logging
 import os
+import stat
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -37,6 +38,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 from aisfs.filesystem.nodes import Entry, describe
 from aisfs.filesystem.writing.create import WRITING, OpenFiles
+from aisfs.filesystem.writing.restore import BYPASSES, WRITES
 from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
@@ -293,9 +295,15 @@ Opened = DirectoryHandle | FileHandle | OpenFile
 class HandleTable:
     """Handles by their numbers. For the trio thread, and for the dispatcher, which opens and closes files, too."""
 
-    def __init__(self, files: OpenFiles | None) -> None:
-        """Start with none; `files` can be written, if any can."""
+    def __init__(
+        self, files: OpenFiles | None, note: Callable[[int, int, int, int], None] = lambda *_: None
+    ) -> None:
+        """Start with none; `files` can be written, if any can.
+
+        `note` learns of each that begins or ends, see `Inodes.handle`.
+        """
         self._files = files
+        self._note = note
         self._opened: dict[int, Opened] = {}
         self._numbers = count(1)
 
@@ -303,7 +311,30 @@ class HandleTable:
         """Return something open a number."""
         number = next(self._numbers)
         self._opened[number] = opened
+        if isinstance(opened, OpenFile):
+            flags = WRITES if opened.file is not None else 0
+            flags |= BYPASSES if opened.bypasses_pages else 0
+            self._note(number, opened.ino, flags, 1)
         return number
+
+    def keep_reader(self, ino: int) -> int:
+        """Return the number of a file that the dispatcher has opened to read."""
+        number = handle_of(ino)
+        if number != _MEMBER:
+            self._note(number, ino, 0, 1)
+        return number
+
+    def unopen(self, ino: int) -> None:
+        """Forget all handles of a file that the kernel knows nothing of."""
+        for number, opened in list(self._opened.items()):
+            if isinstance(opened, OpenFile) and opened.ino == ino:
+                self.drop(number)
+
+    def restore(self, number: int, opened: OpenFile) -> None:
+        """Know again what a daemon before has opened."""
+        if object_of(number) is None:
+            self._opened[number] = opened
+            self._numbers = count(max(self._opened) + 1)
 
     def get(self, number: int) -> Opened | None:
         """Return what has a number; the dispatcher may have opened it."""
@@ -340,16 +371,21 @@ class HandleTable:
 
     def drop(self, number: int) -> None:
         """Forget a number."""
-        self._opened.pop(number, None)
+        opened = self._opened.pop(number, None)
+        ino = opened.ino if isinstance(opened, OpenFile) else object_of(number)
+        if ino is not None:
+            self._note(number, ino, 0, -1)
 
     # closing for good ----------------------------------------------------------------------------
 
     async def release(self, number: int) -> None:
         """Close a file for good."""
         opened = self.get(number)
-        self.drop(number)
-        if self._files is not None and isinstance(opened, OpenFile):
-            await self._files.release(opened)
+        try:
+            if self._files is not None and isinstance(opened, OpenFile):
+                await self._files.release(opened)
+        finally:
+            self.drop(number)  # not before: another daemon would be asked again to close it
 
     def try_release(self, number: int) -> bool:
         """Do so if that need not wait; return whether it was done."""
@@ -386,13 +422,24 @@ class AllocateArgs(NamedTuple):
     end: int
 
 
-TAKEN = (Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
+class AgainArgs(NamedTuple):
+    """What a change of names asks for that a daemon before has not answered."""
+
+    parent: int
+    numbers: tuple[int, ...]
+    names: list[bytes]
+
+
+TAKEN = (
+    Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE, *abi.NAME_CHANGES,
+)  # fmt: skip
+_What = CreateArgs | AllocateArgs | AgainArgs | int
 
 
 class _Asked(NamedTuple):
     unique: int
     opcode: Opcode
-    what: CreateArgs | AllocateArgs | int
+    what: _What
     """The handle, or more."""
 
 
@@ -419,7 +466,7 @@ class WriteRequests(TrioRequests[_Asked]):
         super().__init__(pending, metrics)
         self._describe = describe
         self._write = write
-        self._handles = handles
+        self.handles = handles
         self._counts = {
             opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
         }
@@ -429,9 +476,7 @@ class WriteRequests(TrioRequests[_Asked]):
 
     # the dispatcher thread -----------------------------------------------------------------------
 
-    def hand_over(
-        self, unique: int, opcode: Opcode, what: CreateArgs | AllocateArgs | int, pid: int
-    ) -> None:
+    def hand_over(self, unique: int, opcode: Opcode, what: _What, pid: int) -> None:
         """Hand a request to the trio thread. RELEASE has no waiter: it goes with the next request."""
         self._pending.add(unique, opcode, pid)
         self._put(_Asked(unique, opcode, what))
@@ -452,7 +497,7 @@ class WriteRequests(TrioRequests[_Asked]):
         If it is not answered at once, the journal's thread answers, or hands the request on if the disk
         has refused.
         """
-        acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
+        acknowledger, opened = self._write.acknowledger, self.handles.get(handle)
         if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
             return FORWARD
         self._pending.add(unique, Opcode.FLUSH, pid)
@@ -465,7 +510,7 @@ class WriteRequests(TrioRequests[_Asked]):
 
     def try_release(self, handle: int) -> bool:
         """Close a file for good if that takes no more than to count it; return whether it was done."""
-        return handle == _MEMBER or self._handles.try_release_in_thread(handle)
+        return handle == _MEMBER or self.handles.try_release_in_thread(handle)
 
     def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
         """Answer a close. In the journal's thread, or in the dispatcher."""
@@ -493,7 +538,7 @@ class WriteRequests(TrioRequests[_Asked]):
             return False
         code = 0
         try:
-            if not self._handles.try_release(asked.what):
+            if not self.handles.try_release(asked.what):
                 return False
         except Exception as error:  # noqa: BLE001 - logged there
             code = self._failure(asked, error)
@@ -504,16 +549,21 @@ class WriteRequests(TrioRequests[_Asked]):
         """Do and answer, whatever happens."""
         code = errno.EIO
         try:
-            if isinstance(asked.what, CreateArgs):
+            if isinstance(asked.what, AgainArgs):
+                self._send(asked, await self._again(asked.unique, asked.opcode, asked.what))
+            elif isinstance(asked.what, CreateArgs) and asked.unique & abi.RESENT:
+                once = await self._write.again.create(*asked.what, self.handles.unopen)
+                self._send(asked, self._created(asked.unique, *once))
+            elif isinstance(asked.what, CreateArgs):
                 made = await self._write.creator.create(*asked.what)
                 self._send(asked, self._created(asked.unique, *made))
             elif isinstance(asked.what, AllocateArgs):
                 handle, end = asked.what
-                await self._write.files.allocate(self._handles.file(handle), end)
+                await self._write.files.allocate(self.handles.file(handle), end)
             elif asked.opcode == Opcode.RELEASE:
-                await self._handles.release(asked.what)
+                await self.handles.release(asked.what)
             else:
-                opened, sync = self._handles.file(asked.what), asked.opcode == Opcode.FSYNC
+                opened, sync = self.handles.file(asked.what), asked.opcode == Opcode.FSYNC
                 await self._write.files.flush(opened, sync=sync)
             code = 0
         except Exception as error:  # noqa: BLE001 - logged there
@@ -521,8 +571,33 @@ class WriteRequests(TrioRequests[_Asked]):
         finally:
             self._answer(asked, code)
 
+    async def _again(self, unique: int, opcode: Opcode, what: AgainArgs) -> bytes:
+        """Do what a daemon before has not answered; return the reply."""
+        again, parent = self._write.again, what.parent
+        name, second, *_ = what.names
+        match opcode:
+            case Opcode.MKDIR:
+                entry = await again.mkdir(parent, name, what.numbers[0])
+            case Opcode.SYMLINK:
+                entry = await again.make_file(parent, name, 0, second)
+            case Opcode.MKNOD if stat.S_ISREG(what.numbers[0]):
+                mode = stat.S_IMODE(what.numbers[0])
+                entry = await again.make_file(parent, name, mode, None)
+            case Opcode.MKNOD:
+                return abi.error_reply(unique, errno.EPERM)
+            case _:
+                if opcode == Opcode.UNLINK:
+                    await again.unlink(parent, name)
+                elif opcode == Opcode.RMDIR:
+                    await again.rmdir(parent, name)
+                else:
+                    new_parent, flags, *_ = (*what.numbers, 0)
+                    await again.rename(parent, name, new_parent, second, flags)
+                return abi.error_reply(unique, 0)
+        return abi.entry_reply(unique, entry.attr, entry.entry_timeout)
+
     def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> bytes:
-        handle = self._handles.keep(opened)
+        handle = self.handles.keep(opened)
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
         flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
         return abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags)
@@ -531,8 +606,10 @@ class WriteRequests(TrioRequests[_Asked]):
         what = asked.what
         if isinstance(what, CreateArgs):
             return f"{self._describe(what.parent)}{os.fsdecode(what.name)}"
+        if isinstance(what, AgainArgs):
+            return f"{self._describe(what.parent)}{os.fsdecode(what.names[0])}"
         handle = what.handle if isinstance(what, AllocateArgs) else what
-        return self._handles.describe(handle, self._describe)
+        return self.handles.describe(handle, self._describe)
 
 
 FALLOC_FL_KEEP_SIZE = 1  # as of fallocate(2)
@@ -563,7 +640,11 @@ class WriteHandlers:
     @property
     def handlers(self) -> dict[int, Handler]:
         """The handler of each request that is answered here."""
+        again: dict[int, Handler] = {
+            code: partial(self.change_names, code) for code in abi.NAME_CHANGES
+        }
         return {
+            **again,
             Opcode.OPEN: self.open,
             Opcode.FLUSH: self.flush,
             Opcode.CREATE: self.create,
@@ -596,7 +677,7 @@ class WriteHandlers:
         if abi.open_flags(message) & WRITING or not self._files.try_open(nodeid):
             return FORWARD
         flags = OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH
-        return (abi.open_reply(unique, handle_of(nodeid), flags),)
+        return (abi.open_reply(unique, self._requests.handles.keep_reader(nodeid), flags),)
 
     def write(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Write to what is staged, from where the kernel put the data."""
@@ -608,12 +689,23 @@ class WriteHandlers:
     def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Make a file, or hand that to the trio thread, which also reports errors."""
         what = CreateArgs(nodeid, *abi.created(message))
+        if unique & abi.RESENT:
+            return self._hand_over(unique, Opcode.CREATE, what, pid)
         try:
             if self._requests.try_create(unique, what):
                 return ANSWERED
         except AisfsError:  # the trio thread runs into it too, and reports it
             pass
         return self._hand_over(unique, Opcode.CREATE, what, pid)
+
+    def change_names(
+        self, opcode: Opcode, unique: int, nodeid: int, message: memoryview, pid: int
+    ) -> Reply | None:
+        """Forward a change of names, but have it found out whether a daemon before has made it."""
+        if not unique & abi.RESENT:
+            return FORWARD
+        what = AgainArgs(nodeid, *abi.name_change(opcode, message))
+        return self._hand_over(unique, opcode, what, pid)
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close for good what nobody writes to, or waits for its upload; have the rest closed."""
@@ -654,9 +746,7 @@ class WriteHandlers:
             return (abi.error_reply(unique, code),)
         return self._hand_over(unique, Opcode.FALLOCATE, AllocateArgs(handle, end), pid)
 
-    def _hand_over(
-        self, unique: int, opcode: Opcode, what: CreateArgs | AllocateArgs | int, pid: int
-    ) -> Reply:
+    def _hand_over(self, unique: int, opcode: Opcode, what: _What, pid: int) -> Reply:
         self._requests.hand_over(unique, opcode, what, pid)
         return SILENCE
 

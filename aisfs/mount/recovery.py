@@ -35,14 +35,15 @@ from aisfs.errors import (
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.filesystem.trees import Tree
+from aisfs.filesystem.writing.commit import is_content
 from aisfs.filesystem.writing.setattr import WriteLayer, write_layer
-from aisfs.model import Bucket, ObjectInfo, is_known
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.mount.plan import MountPlan, origin_of
 from aisfs.mount.services import CLOCK, Services
 from aisfs.mount.source import connect
 from aisfs.settings import ClusterSettings, WriteSettings
 from aisfs.stores.pipeline import CallPipeline, all_of
-from aisfs.stores.port import BytesContent, Content, Upload, WritableStore, checksum_of
+from aisfs.stores.port import BytesContent, Content, Upload, WritableStore
 from aisfs.stores.posix_metadata import with_posix_metadata
 from aisfs.stores.registry import origin_of_store
 
@@ -329,17 +330,11 @@ async def _check_unchanged(
     now: ObjectInfo | None = None
     with suppress(NotFound):
         now = await store.head(record.bucket, record.key)
-    if version_text(now) != record.base and not (now is not None and await _is(now, content)):
+    if version_text(now) != record.base and not (
+        now is not None and await is_content(now, content)
+    ):
         raise Stale("the object was changed by somebody else since; --force uploads over it")
     return now
-
-
-async def _is(info: ObjectInfo, content: Content) -> bool:
-    """Return whether an object has these bytes: the store may have had them when the mount ended."""
-    kind = info.checksum.partition(":")[0]
-    if info.size != content.size or not is_known(kind):
-        return False
-    return await trio.to_thread.run_sync(checksum_of, content, kind) == info.checksum
 
 
 log = logging.getLogger(__name__)

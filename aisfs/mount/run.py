@@ -86,11 +86,10 @@ def check(plan: MountPlan) -> None:
 def can_outlive(plan: MountPlan) -> bool:
     """Return whether another daemon may go on with a mount when its own dies.
 
-    Not without the fast path, where libfuse has the device; and not if files can be written: what a program has not
-    closed yet would be lost all the same.
+    Not without the fast path, where libfuse has the device.
     """
     kernel = plan.kernel
-    if not kernel.keeper or not kernel.fastpath or plan.writing.writable:
+    if not kernel.keeper or not kernel.fastpath:
         return False
     if not can_keep():
         log.info("this mount ends with its daemon: going on needs Linux 6.9 or later")
@@ -268,7 +267,7 @@ async def _serve(
     keeping: Keeping | None,
 ) -> None:
     """Mount and serve; the counters, too, if there is a `server`."""
-    async with open_services(plan) as services:
+    async with _open_services(plan, keeping) as services:
         health = Health(services.metrics, services.ping)
         with trio.open_signal_receiver(*_ending_signals()) as signals:
             session: Session | None = None
@@ -318,6 +317,18 @@ async def _serve(
             if launch is not None and launch.write is not None:
                 finishing = trio.CancelScope()  # another signal leaves the rest to the next mount
                 await upload_rest(launch.write, finishing)
+
+
+@asynccontextmanager
+async def _open_services(plan: MountPlan, keeping: Keeping | None) -> AsyncIterator[Services]:
+    """Open the services; go on with the staged files of the daemon before, and have the keeper lock them."""
+    lock = keeping.takeover.lock if keeping is not None and keeping.takeover is not None else None
+    if keeping is not None and keeping.is_upgrade and plan.writing.writable:
+        await trio.to_thread.run_sync(keeping.loaded)  # two daemons cannot have the staged files
+    async with open_services(plan, lock) as services:
+        if keeping is not None and services.staging is not None:
+            keeping.hold(services.staging.lock)
+        yield services
 
 
 async def _build(
@@ -379,6 +390,9 @@ async def _build(
         launch.keep_numbers = lambda: numbers.put(filesystem.inodes.lasting())
     if keeping is not None:
         await _keep(keeping, services, filesystem, launch)
+        if write is not None and keeping.takeover is not None:
+            write.restorer.restore(operations.handles.restore)
+            services.nursery.start_soon(write.restorer.settle, write.committer)
     return _build_fast_path(services, operations, filesystem, write, keeping)
 
 
@@ -386,7 +400,7 @@ async def _keep(
     keeping: Keeping, services: Services, filesystem: FileSystem, launch: _Launch
 ) -> None:
     """Note what another daemon would need, and in one of an upgrade wait until the one before is gone."""
-    if keeping.is_upgrade:
+    if keeping.is_upgrade and launch.write is None:
         if launch.merger is not None:
             await launch.merger.merged()
         await trio.to_thread.run_sync(keeping.loaded)

@@ -106,8 +106,10 @@ class Services:
 
 
 @asynccontextmanager
-async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
+async def open_services(plan: SourcePlan, lock: int | None = None) -> AsyncIterator[Services]:
     """Open the services of a source, and take them down in reverse.
+
+    With `lock`, go on with the staged files of the daemon before, whose lock it is.
 
     Raises:
         AisfsError: the source or the disk cache cannot be opened, or the block raised it: it does
@@ -123,7 +125,7 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     }
     async with (
         open_source(plan.source, plan.cluster, metrics, reach=plan.reach, **may) as opened,
-        _open_disk(plan) as (blocks, staging),
+        _open_disk(plan, lock) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,
     ):
@@ -139,7 +141,7 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
 
 @asynccontextmanager
 async def _open_disk(
-    plan: SourcePlan,
+    plan: SourcePlan, lock: int | None
 ) -> AsyncIterator[tuple[BlockCache | None, StagingArea | None]]:
     """Open the disk cache and the staging directory, as far as they are wanted."""
     stack = ExitStack()
@@ -156,7 +158,9 @@ async def _open_disk(
             stack.callback(listings.forget)
         writing = plan.writing
         waits = writing.write_back > 0
-        staging = StagingArea(writing.staging_dir, writing.staging_limit(), journal=waits)
+        staging = StagingArea(
+            writing.staging_dir, writing.staging_limit(), journal=waits, lock=lock
+        )
         stack.callback(staging.close)
         return blocks, staging
 

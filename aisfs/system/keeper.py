@@ -9,6 +9,7 @@ objects, with descriptors beside them:
 
     to the keeper     {"mounted": INIT}   and /dev/fuse: what has been agreed with the kernel
                       {"ready": true}     requests are answered: from now on it is started again
+                      {"holds": true}     and the lock of its staged files, which is to last as long as the mount
                       {"upgrade": true}   start the program that is installed now beside this daemon
                       {"loaded": true}    the new daemon can take over
                       {"failed": REASON}  it cannot go on with the mount now; CODE says whether to try again
@@ -156,6 +157,8 @@ class Keeper:
         self.next: Daemon | None = None
         """The daemon of an upgrade that is under way."""
         self.device: int | None = None
+        self.held: list[int] = []
+        """The lock of the staged files, of a mount that can be written."""
         self.agreed = ""
         self.restarts = 0
         self.in_a_row = 0
@@ -274,6 +277,8 @@ class Keeper:
         """Do what a daemon asks for, or note what it says."""
         if "mounted" in message:
             self.agreed, self.device = message["mounted"], descriptors[0]
+        elif "holds" in message:
+            self.held = descriptors
         elif "ready" in message:
             self.answers(daemon)
         elif (
@@ -402,7 +407,7 @@ class Keeper:
         """Start a daemon that goes on with the mount.
 
         It finds its socket as a descriptor, and in it what it needs: in this order /dev/fuse, the options, the two
-        files of inode numbers, and where it writes a traceback.
+        files of inode numbers, where it writes a traceback, and the lock of the staged files if there are any.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         kept = self.kept
@@ -420,7 +425,7 @@ class Keeper:
             "cause": "" if upgrade else self.cause,
             "trace": trace.decode(errors="replace"),
         }
-        descriptors = [self.device, kept.options, *kept.numbers, kept.trace]
+        descriptors = [self.device, kept.options, *kept.numbers, kept.trace, *self.held]
         socket.send_fds(ours, [json.dumps({"takeover": said}).encode()], descriptors)
         pid = os.fork()
         if not pid:

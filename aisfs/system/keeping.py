@@ -31,7 +31,7 @@ FROZEN = "keeper"
 LEAST_KERNEL = (6, 9)
 """Since then a kernel repeats the requests that a dead daemon has taken: FUSE_NOTIFY_RESEND."""
 _MESSAGE_MAX = 65536
-_DESCRIPTORS = 5
+_DESCRIPTORS = 6
 
 
 def can_keep() -> bool:
@@ -57,6 +57,8 @@ class Takeover:
     """How the one before ended; empty for an upgrade."""
     trace: str
     """The traceback that it wrote as it crashed."""
+    lock: int | None
+    """Of the staged files, in a mount that can be written; locked."""
 
 
 class Keeping:
@@ -103,6 +105,11 @@ class Keeping:
     def mounted(self, device: int, init: bytes) -> None:
         """Give the mounted device to the keeper, and what the kernel sends only once."""
         self._send({"mounted": b64encode(init).decode()}, device)
+
+    def hold(self, lock: int) -> None:
+        """Have the keeper keep a lock, and give it to the daemon that goes on."""
+        if self.takeover is None or self.takeover.lock != lock:
+            self._send({"holds": True}, lock)
 
     def ready(self) -> None:
         """Say that the mount serves: from now on another daemon would go on with it."""
@@ -239,7 +246,7 @@ def take_over(fd: int) -> Keeping:
     end = socket.socket(fileno=fd)
     data, descriptors = received(end, _DESCRIPTORS)
     said = json.loads(data)["takeover"]
-    device, options, first, second, trace = descriptors
+    device, options, first, second, trace, *locks = descriptors
     takeover = Takeover(
         device,
         b64decode(said["init"]),
@@ -247,5 +254,6 @@ def take_over(fd: int) -> Keeping:
         said["restarts"],
         said["cause"],
         said["trace"],
+        locks[0] if locks else None,
     )
     return Keeping(end, said["keeper"], options, (first, second), trace, takeover)

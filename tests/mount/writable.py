@@ -207,6 +207,7 @@ def writable(
     options: Sequence[str] = (),
     expected_log: Sequence[str] = (),
     faulty: bool = False,
+    keeper: bool = False,
     traps: bool = False,
     deadline: float = 200.0,
     server: RunningServer | ClusterBucket | None = None,
@@ -237,6 +238,7 @@ def writable(
                 endpoint=server.endpoint if server is not None else None,
                 options=["--writable", "--staging-dir", str(staging), *options],
                 expected_log=expected_log,
+                keeper=keeper,
                 deadline=deadline,
             )
         )

@@ -205,6 +205,10 @@ class InodeTable(Generic[NodeT]):
         if not self._deserted[natural]:
             del self._deserted[natural]
 
+    def moved(self) -> set[int]:
+        """Return the numbers that are no hash of what they stand for."""
+        return set(self._moved.values())
+
     def known(self) -> list[tuple[int, NodeT]]:
         """Return every inode the kernel knows; a shard has only its slot."""
         return list(self._nodes.items())

@@ -20,9 +20,13 @@ import trio
 
 from aisfs.engine.writing.on_disk import (
     JOURNAL,
+    Frame,
+    StagedRecord,
     StagingErrors,
     content_at,
+    decode,
     encode,
+    live,
     session_seed,
 )
 from aisfs.errors import AisfsError, OutOfSpace, Unavailable
@@ -34,8 +38,8 @@ from aisfs.system.threads import any_thread, start_service_thread
 class JournalSegment:
     """One journal file."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
-        """Make one for so many bytes."""
+    def __init__(self, path: Path, capacity: int, *, found: bool = False) -> None:
+        """Make one for so many bytes, or open one that was `found`, to which nothing is written any more."""
         self.path = path
         self._capacity = capacity
         self.used = 0
@@ -43,6 +47,10 @@ class JournalSegment:
         self.live = 0
         """Entries that have not ended."""
         self._next: list[bytes] = []
+        if found:
+            self.used = capacity
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return
         zeroing = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _fill(zeroing, capacity)
@@ -229,6 +237,9 @@ class Journal:
         """What has ended and could not be written; the journal's thread does so with what comes next."""
         self._troubled = False
         """Whether that was logged."""
+        self.found: list[tuple[JournalEntry, StagedRecord]] = []
+        """What the daemon before has left of this session: files that still wait, and what they are to become."""
+        self._take_over()
         self._thread = start_service_thread("aisfs journal", self._serve)
 
     @any_thread
@@ -311,6 +322,30 @@ class Journal:
                 if not lives and not outcomes:
                     return Unavailable("the journal's thread has ended")
         return outcomes[0]
+
+    def _take_over(self) -> None:
+        """Go on with the journals of a daemon before."""
+        frames: list[Frame] = []
+        segments: dict[int, JournalSegment] = {}
+        for path in sorted(self._session.glob(f"*{JOURNAL}"), key=lambda one: int(one.stem)):
+            with StagingErrors(path):
+                segment = JournalSegment(path, JOURNAL_BYTES, found=True)
+                here, gaps = decode(path.read_bytes(), self._seed)
+            self._take(JOURNAL_BYTES)
+            self._segments.append(segment)
+            segment.live += len(gaps)  # so that it is looked at once the session is over
+            if any(gap.size for gap in gaps):
+                log.error("%s is damaged, and what was closed may be lost", path)
+            frames += here
+            segments |= {frame.serial: segment for frame in here}
+            self._serial = max([self._serial, int(path.stem) + 1, *(one.serial for one in here)])
+        for frame in live(frames):
+            if frame.record is not None:
+                segment = segments[frame.serial]
+                segment.live += 1
+                if not frame.damaged:
+                    place = frame.serial, segment, frame.start, frame.size, frame.mtime_ns
+                    self.found.append((JournalEntry(*place), frame.record))
 
     def close(self) -> None:
         """End the thread after what was asked for; what has not ended stays."""

@@ -51,19 +51,41 @@ _SPARE_MOST = 16
 class StagingSlot:
     """A file for bytes, and one for the record beside it; empty when not in use."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: int = os.O_CREAT | os.O_EXCL) -> None:
         self.path = path
         self.recorded = False
         """Whether there is something in the record, or may be: the bytes must stay what they are then."""
         self._record_path = str(path.with_suffix(RECORD))
-        self.data = _make(str(path))
+        self.data = _open(str(path), flags)
         try:
-            self._record = _make(self._record_path)
+            self._record = _open(self._record_path, flags)
         except BaseException:
             os.close(self.data)
-            with suppress(OSError):
-                path.unlink()
+            if flags & os.O_EXCL:
+                with suppress(OSError):
+                    path.unlink()
             raise
+
+    @classmethod
+    def found(cls, path: Path) -> "StagingSlot":
+        """Open what the daemon of the session before has made."""
+        slot = cls(path, os.O_CREAT)
+        slot.recorded = os.fstat(slot._record).st_size > 0
+        return slot
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has."""
+        return os.fstat(self.data).st_size
+
+    @property
+    def mtime_ns(self) -> int:
+        """When they were changed last, or what was kept with them."""
+        return os.fstat(self.data).st_mtime_ns
+
+    def read_record(self) -> bytes:
+        """Return the record, encoded."""
+        return os.pread(self._record, 1 << 20, 0)
 
     # bytes ---------------------------------------------------------------------------------------
 
@@ -165,8 +187,8 @@ class StagingSlot:
         os.close(self._record)
 
 
-def _make(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _open(path: str, flags: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
 
 
 class StagedFile:
@@ -196,6 +218,15 @@ class StagedFile:
         """What was sent of it already; it is notified of changes to these bytes."""
         self._call_at = NEVER
         self._call: Callable[[StagedFile], None] | None = None
+
+    def take_over(self) -> int:
+        """Go on with the bytes and the record that a daemon before has left; return when they were changed."""
+        self.size = self.in_order = self._slot.size
+        if self._slot.recorded:
+            self.encoded_record = self._slot.read_record()
+            with suppress(ValueError):
+                self.record = StagedRecord.decode(self.encoded_record)
+        return self._slot.mtime_ns
 
     def read(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; shorter only at the end."""
@@ -375,13 +406,16 @@ class StagingArea:
     journal: Journal | None = None
     """Where small files that were closed wait for their upload, if they may."""
 
-    def __init__(self, directory: Path, limit: int, *, journal: bool = False) -> None:
+    def __init__(
+        self, directory: Path, limit: int, *, journal: bool = False, lock: int | None = None
+    ) -> None:
         """Start a session, and end those of daemons that were killed.
 
         Args:
             directory: Shared by the daemons of one user.
             limit: Bytes of files being written and of unsent ones together.
             journal: Whether to have a journal.
+            lock: That of a session which this one goes on with.
 
         Raises:
             ConfigError: the directory cannot be used.
@@ -392,23 +426,20 @@ class StagingArea:
         self._spare: list[StagingSlot] = []
         self._kept: list[StagedFile] = []
         """Files whose bytes are kept until other files need the room; the oldest first."""
-        self._serials = count(1)
         self._books = ranked_lock(Rank.STAGING_ROOM)
         """Held for an instant: the dispatcher writes to staged files too."""
         self._used = 0
         self._unsent = 0
         self._fails = False
         """Whether it was logged that the disk fails."""
-        name = uuid.uuid4().hex[:12]
-        self._session, fresh = directory / name, directory / f".{name}"
         try:
             locks.make_directory(directory)
-            fresh.mkdir(mode=0o700)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock = os.open(fresh / LOCK, flags, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fresh.rename(self._session)  # locked: another process would take it for a dead one
+            self.lock, self._session = (lock, _locked_by(lock)) if lock else _begin(directory)
             adopt_dead_sessions(directory)
+            self._found = sorted(self._session.glob(f"*{DATA}"))
+            """What the daemon before has left."""
+            numbers = [int(p.stem) for p in self._found if p.stem.isdigit()]
+            self._serials = count(max(numbers, default=0) + 1)
         except OSError as error:
             raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
         self.count_unsent()
@@ -418,6 +449,27 @@ class StagingArea:
                 while len(self._spare) < _SPARE_MOST:
                     self._spare.insert(0, self._new_slot())
             self.journal = Journal(self._session, self.take, self.give_back)
+
+    def take_over(self, name: str) -> tuple[StagedFile, int] | None:
+        """Return what the daemon before has staged under a name, and when it was changed; None if it is not there."""
+        path = self._session / name
+        if path not in self._found:
+            return None
+        self._found.remove(path)
+        staged = StagedFile(self, StagingSlot.found(path))
+        changed_ns = staged.take_over()
+        with self._books:
+            self._used += staged.size
+        self.open.add(staged)
+        return staged, changed_ns
+
+    def tidy_found(self) -> None:
+        """Remove what the daemon before has left and nobody has taken over, unless it was never uploaded."""
+        for path in self._found:
+            with self.tidying():
+                slot = StagingSlot.found(path)
+                slot.close() if slot.recorded else slot.remove()
+        self._found = []
 
     @property
     def used(self) -> int:
@@ -547,4 +599,20 @@ class StagingArea:
             slot.close()
         with self.tidying():
             end_session(self._session)
-        os.close(self._lock)
+        os.close(self.lock)
+
+
+def _begin(directory: Path) -> tuple[int, Path]:
+    """Make the directory of a session; return its lock, and where it is."""
+    name = uuid.uuid4().hex[:12]
+    session, fresh = directory / name, directory / f".{name}"
+    fresh.mkdir(mode=0o700)
+    lock = os.open(fresh / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fresh.rename(session)  # locked: another process would take it for a dead one
+    return lock, session
+
+
+def _locked_by(lock: int) -> Path:
+    """Return the directory of the session whose lock this is."""
+    return Path(os.readlink(f"/proc/self/fd/{lock}")).parent

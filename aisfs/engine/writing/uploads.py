@@ -200,6 +200,7 @@ class Writer:
             index_bucket: Has the published indexes, if they do not lie beside the shards.
         """
         self._store = store
+        self._services = services
         self._index_bucket = index_bucket
         self.staging = staging
         """Where files are until they are uploaded."""
@@ -219,6 +220,14 @@ class Writer:
         staged = self.staging.create()
         self._ahead.watch(staged)
         return staged
+
+    def resume(self, staged: StagedFile) -> None:
+        """Go on with a file that a daemon before has staged; what it has sent of it is thrown away."""
+        self._ahead.watch(staged)
+        record = staged.record
+        if record is not None and record.upload:
+            abandon = partial(self._store.abandon_upload, record.bucket, record.key, record.upload)
+            self._services.start_soon(unattended, f"parts of {record.name}", abandon)
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
         """Stage the content of a version of an object that is to be changed in part.

@@ -39,10 +39,11 @@ from aisfs.errors import (
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees import Tree
+from aisfs.filesystem.writing.restore import note
 from aisfs.filesystem.written import WrittenFile
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo, is_known
 from aisfs.stores.pipeline import all_of
-from aisfs.stores.port import Upload
+from aisfs.stores.port import Content, Upload, checksum_of
 from aisfs.stores.posix_metadata import mode_of, mtime_of, with_posix_metadata
 from aisfs.system.threads import any_thread
 
@@ -66,8 +67,13 @@ class Acknowledger:
         overlay: Overlay,
         seconds: float,
         clock: Callable[[], float],
+        note: Callable[[WrittenFile], None] = lambda _: None,
     ) -> None:
-        """Let files wait in `journal` for so many seconds by `clock`; `overlay` knows which names may be refused."""
+        """Let files wait in `journal` for so many seconds by `clock`; `overlay` knows which names may be refused.
+
+        `note` is told of files that have begun to wait.
+        """
+        self._note_file = note
         self._journal = journal
         self._overlay = overlay
         self._writer = writer
@@ -224,6 +230,11 @@ class Acknowledger:
         self.waiting[file] = self._clock() + self._seconds
         if file.staged is not None:
             file.staged.mark_clean()  # else it would be found a second time
+        self._note_file(file)
+
+    def wait(self, file: WrittenFile) -> None:
+        """Let a file wait that a daemon before has acknowledged."""
+        self.waiting[file] = self._clock() + self._seconds
 
     # the end of waiting --------------------------------------------------------------------------
 
@@ -241,6 +252,7 @@ class Acknowledger:
         file.failed = file.write_error = None
         file.mtime_ns = file.entry.mtime_ns
         self.waiting[file] = self._clock() + self._seconds
+        self._note_file(file)
 
     def _forget(self, file: WrittenFile) -> None:
         file.entry = None
@@ -277,6 +289,14 @@ def lasts(error: AisfsError) -> bool:
     as a gateway. Content that the local disk cannot read stays where it is.
     """
     return not (passes(error) or isinstance(error, ProtocolError | NotFound | ContentUnreadable))
+
+
+async def is_content(info: ObjectInfo, content: Content) -> bool:
+    """Return whether an object has these bytes."""
+    kind = info.checksum.partition(":")[0]
+    if info.size != content.size or not is_known(kind):
+        return False
+    return await trio.to_thread.run_sync(checksum_of, content, kind) == info.checksum
 
 
 class Committer:
@@ -350,11 +370,14 @@ class Committer:
             return False
         if file.write_error is not None:
             raise file.write_error
-        file.may_be_stored = not file.member
+        known = await self._stored_before(file)
+        file.may_be_stored, file.appending = not file.member, bool(file.member)
+        note(self._inodes, file)
         try:
-            info = await self._upload(file)
+            info = known or await self._upload(file)
         except AisfsError as error:
             file.may_be_stored &= not lasts(error)
+            file.appending = False
             if not file.acknowledged or lasts(error):  # else it goes on waiting
                 file.failed = error
             raise
@@ -362,12 +385,28 @@ class Committer:
             file.staged.mark_clean()
         with self._overlay.namespace_lock:
             file.base = info
-            file.dirty = file.overwrites = file.may_be_stored = False
+            file.dirty = file.overwrites = file.may_be_stored = file.appending = False
             file.failed = None
             if not file.member:
                 self._overlay.settle(file.bucket, file.key, info)
+        note(self._inodes, file)
         self.end_waiting(file)
+        note(self._inodes, file)
         return True
+
+    async def _stored_before(self, file: WrittenFile) -> ObjectInfo | None:
+        """Return the version in the store that a daemon before has made of these very bytes, if it has."""
+        content = file.staged or file.entry
+        if not (file.resumed and file.may_be_stored) or content is None:
+            return None
+        file.resumed = False
+        try:
+            now = await self._writer.head(file.bucket, file.key)
+        except NotFound:
+            return None
+        if file.base is not None and now.same_content(file.base):
+            return None
+        return now if await is_content(now, content.content()) else None
 
     async def _upload(self, file: WrittenFile) -> ObjectInfo:
         staged, written = file.staged, file.staged or file.entry
@@ -483,6 +522,7 @@ class Committer:
             self._writer.let_go(file.bucket, file.base if whole else None, file.staged)
             file.staged = None
             file.dirty = False
+        note(self._inodes, file)
         if file.member and file.detached_because is None:
             file.detached_because = Stale("it is in its shard now")
             self._files.unname(file)
@@ -540,6 +580,7 @@ class Committer:
             file.dirty = file.overwrites = False
             file.failed = file.write_error = None
             file.mode, file.mtime_ns = mode_of(base), mtime_of(base)
+        note(self._inodes, file)
         self._drop_pages(file)
 
     def discard(self, file: WrittenFile, error: AisfsError) -> None:
@@ -580,6 +621,7 @@ class Committer:
             file.dirty = False
             file.detached_because = error
             self._files.unname(file)
+            note(self._inodes, file)
             if file.base is not None and not file.member:
                 self._overlay.settle(file.bucket, file.key, file.base)
             elif not file.member:

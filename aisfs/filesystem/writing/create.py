@@ -51,6 +51,7 @@ from aisfs.filesystem.nodes import (
 )
 from aisfs.filesystem.trees import Found, Tree
 from aisfs.filesystem.writing.commit import Committer
+from aisfs.filesystem.writing.restore import note
 from aisfs.filesystem.written import ContentLock, WrittenFile, pending_node
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import Shards
@@ -196,6 +197,7 @@ class OpenFiles:
             file.handles += 1
             file.writers += 1
             file.bypassing += handle.bypasses_pages
+            note(self._inodes, file)
         return handle
 
     def _bypasses_pages(self, file: WrittenFile, flags: int) -> bool:
@@ -386,13 +388,17 @@ class OpenFiles:
         self, file: WrittenFile, staged: StagedFile, offset: int, data: bytes | memoryview
     ) -> None:
         """Write; called with the lock held."""
+        failed = file.write_error is not None
         try:
             self._touch(file)
             staged.write(offset, data)
         except AisfsError as error:
             file.write_error = error
+            note(self._inodes, file)
             raise
         file.write_error = None
+        if failed:
+            note(self._inodes, file)
 
     async def truncate(self, file: WrittenFile, size: int) -> None:
         """Cut or extend; called with the lock held.
@@ -422,6 +428,7 @@ class OpenFiles:
                 file.staged = None
             raise
         file.write_error = None
+        note(self._inodes, file)
 
     async def allocate(self, handle: OpenFile | FileHandle, end: int) -> None:
         """Extend a file up to `end` with zeros, and so take the room for them."""
@@ -452,12 +459,15 @@ class OpenFiles:
 
     def _touch(self, file: WrittenFile) -> None:
         """Mark the file as changed, before it is."""
+        is_noted = file.dirty and not file.acknowledged and file.failed is None
         file.acknowledged = False
         file.failed = None
         file.mtime_ns = time.time_ns()
         if not file.unlinked:
             self.record(file)
             file.dirty = True
+        if not is_noted:
+            note(self._inodes, file)
 
     def record(self, file: WrittenFile) -> None:
         """Record on the disk whose bytes these are, before anyone relies on them."""
@@ -773,8 +783,8 @@ class Creator:
         else:
             self._overlay.held.check_room(where.bucket, f"{key}/")
             with self._overlay.namespace_lock:
-                self._overlay.set_pending(where.bucket, f"{key}/", None)
                 attributes.keep(where.bucket, f"{key}/", mode & 0o7777, time.time_ns())
+                self._overlay.set_pending(where.bucket, f"{key}/", None)
         attributes.touch(where.bucket, where.prefix)
         return self._inodes.counted(await find_name(self._tree, where, parent, name))
 

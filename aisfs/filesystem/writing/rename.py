@@ -36,9 +36,11 @@ from aisfs.filesystem.nodes import (
     ShardNode,
     identity,
 )
+from aisfs.filesystem.takeover import spelled_version
 from aisfs.filesystem.trees import Found, Tree
 from aisfs.filesystem.writing.commit import Committer
 from aisfs.filesystem.writing.create import OpenFiles, find_name, new_key, writable_directory
+from aisfs.filesystem.writing.restore import note
 from aisfs.filesystem.written import NameChange, Names, WrittenFile
 from aisfs.model import Bucket, ObjectInfo
 
@@ -140,6 +142,12 @@ class DirectoryRenamer:
             self.removed(node, beside)
         await self._writer.move_indexes(bucket, prefix, new_prefix, self._limit)
 
+    def moved(self, node: DirectoryNode, new_prefix: str) -> None:
+        """Show a directory under its new name that a daemon before has renamed."""
+        with self._overlay.namespace_lock:
+            self._moved_directory(node, new_prefix, {}, {})
+            self.removed(node, None)
+
     async def _rename_back(
         self,
         bucket: Bucket,
@@ -199,6 +207,7 @@ class DirectoryRenamer:
             if file is not None:
                 file.detached_because = Stale("another client has changed or removed it")
                 self._files.unname(file)
+                note(self._inodes, file)
             self._committer.invalidate(node.parent, node.name)
 
     def _moved_directory(
@@ -218,8 +227,10 @@ class DirectoryRenamer:
             info = moved.get(file.key, file.base)
             self._files.rename(file, renamed(file.key), file.node.parent, file.node.name)
             file.base = info
+            note(self._inodes, file)
         for member in self._files.new_members(bucket, prefix):
             self._files.rename(member, renamed(member.key), member.node.parent, member.node.name)
+            note(self._inodes, member)
         self._move_inodes_below(node, new_prefix, found, moved)
         for held in self._overlay.held.below(bucket, prefix):
             self._overlay.remove(bucket, held, hold=False)
@@ -299,12 +310,35 @@ class Renamer:
             found = await find_name(self._tree, where, parent, name)
             if not isinstance(found.node, ObjectNode):
                 raise IsADirectory(f"{os.fsdecode(name)!r} is a directory")
-            with self._shut(found.node, change):
+            await self._restore(found)
+            version = spelled_version(found.node.info)
+            with (
+                self._noted(parent, "unlink", os.fsdecode(name), version),
+                self._shut(found.node, change),
+            ):
                 await self._remove(found.node)
                 self._touch(where)
         self._committer.invalidate_aliases(
             parent, listing.entry_name(where.prefix, found.node.info.key)
         )
+
+    @contextmanager
+    def _noted(self, parent: int, *what: object) -> Iterator[None]:
+        """Note that a change begins in a directory, and then that it was carried out: see `Again`."""
+        key = f"change {parent}"
+        self._inodes.fact(key, [*what, False])
+        try:
+            yield
+        except AisfsError:
+            self._inodes.fact(key, None)
+            raise
+        self._inodes.fact(key, [*what, True])
+
+    async def _restore(self, *found: Found | None) -> None:
+        """Find out which numbers the kernel has of what a daemon before has shown."""
+        for each in found:
+            if each is not None:
+                await self._filesystem.restore(self._inodes.number(each.node))
 
     @asynccontextmanager
     async def _changing_names(self, *places: tuple[int, bytes]) -> AsyncIterator[NameChange]:
@@ -332,11 +366,12 @@ class Renamer:
                 if file.base is not None or file.may_be_stored:
                     await self._writer.remove(node.bucket, node.info.key)
                 with self._overlay.namespace_lock:
-                    self._unname(file)
+                    self.unname(file)
                     self._overlay.remove(node.bucket, node.info.key)
         await self._committer.settled()
         for member in self._files.new_members(node.bucket, node.info.key):
             member.detached_because = NotFound("its shard was removed")  # none brings it back
+            note(self._inodes, member)
 
     @contextmanager
     def _shut(self, node: ObjectNode, change: NameChange) -> Iterator[None]:
@@ -375,7 +410,7 @@ class Renamer:
                     log.warning("%s/%s is removed under a reader: %s", file.bucket, file.key, error)
         return file
 
-    def _unname(self, file: WrittenFile) -> None:
+    def unname(self, file: WrittenFile) -> None:
         """Take a file's name away; called with its lock held. Its content lives while it is open."""
         file.unlinked = True
         file.dirty = False
@@ -386,6 +421,7 @@ class Renamer:
             if not file.handles:
                 file.staged.discard()
                 file.staged = None
+        note(self._inodes, file)
 
     # directories -----------------------------------------------------------------------------
 
@@ -412,7 +448,10 @@ class Renamer:
             raise NotADirectory(f"{os.fsdecode(name)!r} is not a directory")
         await self._directories.check_empty(node)
         beside = await self._directories.beside(node)
-        with self._overlay.namespace_lock:
+        with (
+            self._noted(parent, "rmdir", os.fsdecode(name)),
+            self._overlay.namespace_lock,
+        ):
             self._directories.removed(node, beside)
             self._inodes.removed(node)
             self._touch(where)
@@ -464,6 +503,25 @@ class Renamer:
             raise AlreadyExists(f"{target.bucket}/{key} exists")
         if victim is not None and identity(victim.node) == identity(found.node):
             return
+        await self._restore(found, victim)
+        what = "rename", os.fsdecode(name), new_parent, os.fsdecode(new_name)
+        version = spelled_version(found.node.info) if isinstance(found.node, ObjectNode) else None
+        ino = self._inodes.number(found.node)
+        with self._noted(parent, *what, ino, version):
+            await self._move(found, victim, key, new_parent, new_name, only_new, change)
+        self._touch(where)
+        self._touch(target)
+
+    async def _move(
+        self,
+        found: Found,
+        victim: Found | None,
+        key: str,
+        new_parent: int,
+        new_name: bytes,
+        only_new: bool,
+        change: NameChange,
+    ) -> None:
         if isinstance(found.node, ObjectNode):
             if victim is None:
                 await self._rename_file(
@@ -474,13 +532,12 @@ class Renamer:
                     await self._rename_file(found.node, victim.node, key, new_parent, new_name)
             else:
                 self._committer.invalidate(new_parent, new_name)
-                raise IsADirectory(f"{target.bucket}/{key} is a directory")
+                raise IsADirectory(f"{found.node.bucket}/{key} is a directory")
         elif isinstance(found.node, DirectoryNode):
+            await self._filesystem.restore_below(found.node)
             await self._directories.rename(found.node, victim, f"{key}/")
         else:
             raise ReadOnly("the folder of a shard is renamed with its object")
-        self._touch(where)
-        self._touch(target)
 
     async def _rename_file(
         self,
@@ -514,20 +571,36 @@ class Renamer:
                 info = await self._writer.rename(node.bucket, node.info.key, key, expected=known)
             with self._overlay.namespace_lock:
                 if gone is not None:
-                    self._unname(gone)
+                    self.unname(gone)
                 if file is None:
                     now = ObjectNode(node.bucket, info, parent, name)
                     self._inodes.move(self._inodes.number(node), now)
                 else:
                     self._files.rename(file, key, parent, name)
                     file.base = info
+                    note(self._inodes, file)
                 for member in self._files.new_members(node.bucket, node.info.key):
                     self._files.rename(member, key, member.node.parent, member.node.name)
+                    note(self._inodes, member)
                 self._overlay.remove(node.bucket, node.info.key)
                 self._overlay.settle(node.bucket, key, info)
         await self._committer.settled()
         self._committer.invalidate_aliases(node.parent, node.name)
         self._committer.invalidate_aliases(parent, name)
+
+    def moved(
+        self, ino: int, file: WrittenFile | None, bucket: Bucket, old: str, now: ObjectNode
+    ) -> None:
+        """Show a file under its new name that a daemon before has renamed."""
+        with self._overlay.namespace_lock:
+            if file is None:
+                self._inodes.move(ino, now)
+            else:
+                self._files.rename(file, now.info.key, now.parent, now.name)
+                file.base = now.info
+                note(self._inodes, file)
+            self._overlay.remove(bucket, old)
+            self._overlay.settle(bucket, now.info.key, now.info)
 
     def _needs_no_question(self, node: Node, target: DirectoryNode) -> bool:
         """Return whether a name that is missing here may be taken without asking the store.
@@ -580,10 +653,11 @@ class Renamer:
         with self._overlay.namespace_lock:
             base = _stored(victim, gone)
             if gone is not None:
-                self._unname(gone)
+                self.unname(gone)
             self._files.rename(file, key, parent, name)
             file.base = base
             file.overwrites = file.entry_overwrites = not only_new
+            note(self._inodes, file)
             self._overlay.remove(bucket, old)
             self._overlay.set_pending(bucket, key, file.node.info)
 

@@ -4,6 +4,7 @@ import logging
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from msgspec import structs
 
@@ -21,9 +22,11 @@ from aisfs.filesystem.nodes import (
     describe,
 )
 from aisfs.filesystem.trees import Tree
+from aisfs.filesystem.writing.again import Again
 from aisfs.filesystem.writing.commit import Acknowledger, Committer, WriteBack
 from aisfs.filesystem.writing.create import BucketMaker, Creator, OpenFiles, kept_mode
 from aisfs.filesystem.writing.rename import DirectoryRenamer, Renamer
+from aisfs.filesystem.writing.restore import Restorer, note
 from aisfs.filesystem.written import WrittenFile
 from aisfs.settings import WriteSettings
 from aisfs.stores.posix_metadata import LINK, mode_of, mtime_of
@@ -106,6 +109,7 @@ class AttributeSetter:
                     await self._open_files.truncate(file, changes.size)
                 if changes.mode is not None or changes.mtime_ns is not None:
                     await self._set_attributes(file, changes)
+                note(self._filesystem.inodes, file)
             if changes.size is not None and not file.writers:
                 await self._commit_unopened(file)
         finally:
@@ -225,6 +229,11 @@ class WriteLayer:
     creator: Creator
     attributes: AttributeSetter
     names: Renamer
+    committer: Committer
+    again: Again
+    """Does what a daemon before has not answered."""
+    restorer: Restorer
+    """Goes on with what a daemon before has written."""
     acknowledger: Acknowledger | None
     """Lets small files wait for their upload; None where every close waits for the store."""
     write_back: WriteBack | None
@@ -244,11 +253,13 @@ def write_layer(
     clock: Callable[[], float],
 ) -> WriteLayer:
     """Put the operations together; `lister` is that of `tree`."""
-    overlay = lister.overlay
+    overlay, inodes = lister.overlay, filesystem.inodes
     acknowledger = None
     journal = writer.staging.journal
     if journal is not None:
-        acknowledger = Acknowledger(journal, writer, overlay, settings.write_back, clock)
+        acknowledger = Acknowledger(
+            journal, writer, overlay, settings.write_back, clock, partial(note, inodes)
+        )
     committer = Committer(filesystem, tree, overlay, writer, acknowledger)
     write_back = WriteBack(committer, acknowledger) if acknowledger is not None else None
     files = OpenFiles(filesystem, committer, overlay, writer)
@@ -258,8 +269,11 @@ def write_layer(
         filesystem, tree, committer, files, overlay, writer, buckets, clock, drops_modes=drops
     )
     attributes = AttributeSetter(filesystem, committer, files, creator, writer, settings)
-    directories = DirectoryRenamer(
-        filesystem.inodes, committer, overlay, writer, settings.rename_dir_limit
-    )
+    directories = DirectoryRenamer(inodes, committer, overlay, writer, settings.rename_dir_limit)
     names = Renamer(filesystem, tree, committer, files, directories, overlay, writer)
-    return WriteLayer(files, creator, attributes, names, acknowledger, write_back)
+    again = Again(filesystem, tree, overlay, committer, files, creator, names, directories)
+    wait = acknowledger.wait if acknowledger is not None else None
+    restorer = Restorer(inodes, overlay, writer, files.readers, wait)
+    return WriteLayer(
+        files, creator, attributes, names, committer, again, restorer, acknowledger, write_back
+    )

@@ -385,10 +385,10 @@ async def test_what_ends_has_room_where_nothing_else_has(tmp_path: Path):
     for entry in entries[1:]:
         of(area).end([entry])
     await of(area).settled()
-    os.close(area._lock)  # what the kernel does
+    os.close(area.lock)  # what the kernel does
     adopt_dead_sessions(tmp_path)
     assert names(tmp_path) == ["k0"]
-    area._lock = os.open("/dev/null", os.O_RDONLY)
+    area.lock = os.open("/dev/null", os.O_RDONLY)
     await trio.to_thread.run_sync(of(area).close)
 
 
@@ -422,10 +422,10 @@ async def test_what_waits_survives_a_kill(tmp_path: Path, caplog: pytest.LogCapt
     ended = await of(area).keep(NewEntry(RECORDS[1], b"two", 0, []))
     of(area).end([ended])
     await of(area).settled()
-    os.close(area._lock)  # what the kernel does
+    os.close(area.lock)  # what the kernel does
     adopt_dead_sessions(tmp_path)
     assert names(tmp_path) == ["k0"]
     assert "1 files that were closed wait" in caplog.text
     assert os.listdir(area._session) == ["0.journal"]
-    area._lock = os.open("/dev/null", os.O_RDONLY)
+    area.lock = os.open("/dev/null", os.O_RDONLY)
     await trio.to_thread.run_sync(of(area).close)

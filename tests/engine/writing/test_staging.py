@@ -67,7 +67,7 @@ def test_what_is_given_up_outlives_the_mount(tmp_path: Path, caplog: pytest.LogC
     staged.write(0, b"mine")
     staged.mark_dirty(RECORD)
     staged.give_up("the cluster said no")
-    os.close(area._lock)  # what the kernel does
+    os.close(area.lock)  # what the kernel does
     for _ in range(2):
         adopt_dead_sessions(tmp_path)
         (found,) = unsent_files(tmp_path)
@@ -76,7 +76,7 @@ def test_what_is_given_up_outlives_the_mount(tmp_path: Path, caplog: pytest.LogC
     assert caplog.text == "", "it was said when it was given up"
     found.drop()
     assert list(tmp_path.iterdir()) == []
-    area._lock = os.open("/dev/null", os.O_RDONLY)
+    area.lock = os.open("/dev/null", os.O_RDONLY)
 
 
 def test_a_clean_file_leaves_nothing(tmp_path: Path):

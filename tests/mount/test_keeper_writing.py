@@ -1,0 +1,234 @@
+"""A mount that can be written goes on when its daemon dies: nothing acknowledged is lost, half or done twice."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.test_keeper import RESTARTED, kill
+from tests.mount.writable import Writable, writable
+from tests.support.mounts import aisfs, eventually, python
+
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+
+WAITING = ["--write-back", "3600"]
+WAYS = {"through": [], "back": WAITING}
+
+
+@pytest.fixture(params=WAYS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Writable]:
+    (tmp_path / "store" / "b" / "dir").mkdir(parents=True)
+    for name in ("old", "other", "dir/in"):
+        (tmp_path / "store" / "b" / name).write_bytes(b"old content of " + name.encode())
+    options = WAYS[request.param]
+    with writable(tmp_path, options=options, keeper=True, expected_log=[RESTARTED]) as place:
+        yield place
+
+
+def flush(place: Writable) -> None:
+    done = aisfs("flush", place.path)
+    assert done.returncode == 0, done.stderr
+
+
+def do(place: Writable, script: str, *arguments: object) -> bytes:
+    """Run a program in the mount; `die()` in it kills the daemon."""
+    before = """if 1:
+    import os, signal, sys, time
+    os.chdir(sys.argv[1])
+    def die():
+        mine = [int(p) for p in os.listdir("/proc") if p.isdigit() and daemon(p)]
+        for pid in mine:
+            os.kill(pid, signal.SIGKILL)
+    def daemon(pid):
+        try:
+            words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+            parent = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+        except OSError:
+            return False
+        return parent == sys.argv[2]
+    """
+    return python(before + script, place.path, place.mount.keeper, *arguments)
+
+
+def test_files_are_written_on_under_their_handles(place: Writable) -> None:
+    do(
+        place,
+        """
+    new = open("new", "wb", buffering=0)
+    new.write(b"one ")
+    old = open("old", "r+b", buffering=0)
+    old.write(b"OLD")
+    both = open("both", "w+b", buffering=0)
+    both.write(b"written and read")
+    gone = open("gone", "w+b", buffering=0)
+    gone.write(b"unlinked, and still open")
+    os.unlink("gone")
+    reader = open("other", "rb", buffering=0)
+    added = open("dir/in", "ab", buffering=0)
+    added.write(b", more")
+    os.fsync(added.fileno())
+    die()
+    new.write(b"two")
+    new.close()
+    old.seek(0, 2)
+    old.write(b", and more")
+    old.close()
+    assert both.seek(0) == 0 and both.read() == b"written and read"
+    both.write(b" on")
+    both.close()
+    assert gone.seek(0) == 0 and gone.read() == b"unlinked, and still open"
+    gone.write(b" and written")
+    gone.seek(0)
+    assert gone.read() == b"unlinked, and still open and written"
+    gone.close()
+    assert reader.read() == b"old content of other"
+    added.write(b" and more")
+    added.close()
+    assert sorted(os.listdir(".")) == ["both", "dir", "new", "old", "other"]
+    assert open("new").read() == "one two"
+    """,
+    )
+    flush(place)
+    assert place.stored("new") == b"one two"
+    assert place.stored("old") == b"OLD content of old, and more"
+    assert place.stored("both") == b"written and read on"
+    assert place.stored("dir/in") == b"old content of dir/in, more and more"
+    assert place.names() == {"new", "old", "other", "both", "dir/in"}
+    assert not place.unsent()
+
+
+def test_what_was_closed_renamed_or_made_is_there(place: Writable) -> None:
+    do(
+        place,
+        """
+    def write(name, text, flags="x"):
+        with open(name, flags) as file:
+            file.write(text)
+    write("closed", "closed")
+    write("renamed", "renamed")
+    os.rename("renamed", "renamed again")
+    write("over", "over")
+    os.rename("over", "other")
+    write("removed", "removed")
+    os.unlink("removed")
+    os.unlink("old")
+    os.makedirs("made/empty", 0o700)
+    write("made/full", "full")
+    os.makedirs("gone/deep")
+    os.rmdir("gone/deep")
+    os.rmdir("gone")
+    os.rename("dir", "dir2")
+    kept = os.open("dir2/in", os.O_RDONLY)
+    os.chdir("made")
+    numbers = {name: os.stat(name).st_ino for name in (".", "full", "../closed", "../renamed again")}
+    die()
+    assert {name: os.stat(name).st_ino for name in numbers} == numbers
+    os.chdir("..")
+    assert os.stat("made/empty").st_mode & 0o777 == 0o700
+    names = ["closed", "dir2", "made", "other", "renamed again"]
+    assert sorted(os.listdir(".")) == names, os.listdir(".")
+    assert sorted(os.listdir("made")) == ["empty", "full"]
+    for name in ("closed", "renamed again", "made/full"):
+        assert open(name).read() == name.split("/")[-1].split(" ")[0], name
+        try:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            pass
+        else:
+            raise AssertionError(name)
+    assert open("other").read() == "over"
+    assert os.pread(kept, 100, 0) == b"old content of dir/in"
+    os.rename("renamed again", "closed")
+    os.rename("made/full", "made/empty/moved")
+    write("made/empty/moved", " on", "a")
+    os.rename("dir2", "dir3")
+    assert os.pread(kept, 100, 0) == b"old content of dir/in"
+    """,
+    )
+    flush(place)
+    assert place.names() == {"closed", "other", "made/empty/moved", "dir3/in"}
+    assert place.stored("closed") == b"renamed"
+    assert place.stored("other") == b"over"
+    assert place.stored("made/empty/moved") == b"full on"
+    assert not place.unsent()
+
+
+# requests that the daemon that died had begun: at each the store is held, or what it says is lost
+
+BEGUN = {
+    "create": ("PUT", "file", 'open("file", "x").write("text")'),
+    "fsync": (
+        "PUT",
+        "file",
+        'f = open("file", "x"); f.write("text"); f.flush(); os.fsync(f.fileno())',
+    ),
+    "overwrite": ("PUT", "old", 'open("old", "w").write("text")'),
+    "append": ("PUT", "old", 'open("old", "a").write("text")'),
+    "truncate": ("PUT", "old", 'os.truncate("old", 3)'),
+    "unlink": ("DELETE", "old", 'os.unlink("old")'),
+    "symlink": ("PUT", "link", 'os.symlink("old", "link")'),
+    "mknod": ("PUT", "made", 'os.mknod("made")'),
+    "rename": ("PUT", "old", 'os.rename("old", "new")'),
+    "rename over": ("PUT", "old", 'os.rename("old", "other")'),
+    "rename a directory": ("PUT", "dir", 'os.rename("dir", "dir2")'),
+}
+OLD = "old content of "
+AFTERWARDS = {
+    "create": {"file": "text"},
+    "fsync": {"file": "text"},
+    "overwrite": {"old": "text"},
+    "append": {"old": OLD + "oldtext"},
+    "truncate": {"old": "old"},
+    "unlink": {"old": None},
+    "symlink": {"link": "old"},
+    "mknod": {"made": ""},
+    "rename": {"old": None, "new": OLD + "old"},
+    "rename over": {"old": None, "other": OLD + "old"},
+    "rename a directory": {"dir/in": None, "dir2/in": OLD + "dir/in"},
+}
+MOMENTS = {
+    "before it arrives": {"action": "status", "status": 503, "times": -1},
+    "carried out": {"action": "stall", "seconds": 600, "until_cleared": True, "times": -1},
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("what", BEGUN)
+def test_a_request_that_was_begun_is_carried_out_once(
+    what: str, moment: str, tmp_path: Path
+) -> None:
+    (tmp_path / "store" / "b" / "dir").mkdir(parents=True)
+    for name in ("old", "other", "dir/in"):
+        (tmp_path / "store" / "b" / name).write_bytes(b"old content of " + name.encode())
+    method, path, script = BEGUN[what]
+    log = [RESTARTED, "503", "faulty"]
+    with writable(tmp_path, keeper=True, faulty=True, expected_log=log) as place:
+        assert place.server is not None
+        place.server.faults(
+            [{"match": {"method": method, "path_contains": path}, **MOMENTS[moment]}]
+        )
+        code = f"import os; os.chdir({str(place.path)!r})\n{script}"
+        program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+        try:
+            assert eventually(lambda: any(place.server.struck()))
+            if "stall" in str(MOMENTS[moment]):
+                assert eventually(place.server.held)
+            kill(place.mount)
+            place.server.faults([])
+            _, said = program.communicate(timeout=60)
+        finally:
+            program.kill()
+        assert program.returncode == 0, said.decode()
+        for name, text in AFTERWARDS[what].items():
+            stored = place.stored(name)
+            assert stored == (None if text is None else text.encode()), (name, stored)
+        shown = python(
+            "import os, sys; print([sorted(names + files) for _, names, files in os.walk(sys.argv[1])])",
+            place.path,
+        )
+        listed = [sorted(names + files) for _, names, files in os.walk(place.files)]
+        assert shown.decode().strip() == str(listed)
+        assert not place.unsent()
