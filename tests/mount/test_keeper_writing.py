@@ -1,8 +1,11 @@
 """A mount that can be written goes on when its daemon dies: nothing acknowledged is lost, half or done twice."""
 
+import ast
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -231,4 +234,156 @@ def test_a_request_that_was_begun_is_carried_out_once(
         )
         listed = [sorted(names + files) for _, names, files in os.walk(place.files)]
         assert shown.decode().strip() == str(listed)
+        assert not place.unsent()
+
+
+def test_a_large_file_is_written_on_and_closed_when_the_store_has_it(tmp_path: Path) -> None:
+    options = ["--part-size", "8MiB"]
+    with writable(tmp_path, options=options, keeper=True, expected_log=[RESTARTED]) as place:
+        do(
+            place,
+            """
+    import hashlib
+    piece = os.urandom(1 << 20)
+    with open("large", "wb", buffering=0) as file:
+        for number in range(100):
+            if number in (30, 60):
+                die()
+            assert file.write(piece[number:] + piece[:number]) == len(piece)
+    """,
+        )
+        large = place.stored("large")
+        assert large is not None
+        assert len(large) == 100 << 20
+        first = large[: 1 << 20]
+        for number in range(100):
+            start = number << 20
+            assert large[start : start + (1 << 20)] == first[number:] + first[:number]
+        assert not place.unsent()
+        assert eventually(lambda: not place.uploads()), "what was sent ahead is thrown away"
+
+
+def test_a_new_member_of_a_shard_is_written_on(tmp_path: Path) -> None:
+    with writable(tmp_path, keeper=True, expected_log=[RESTARTED]) as place:
+        do(
+            place,
+            """
+    os.mkdir("s.tar.d")
+    first = open("s.tar.d/first", "wb", buffering=0)
+    first.write(b"one ")
+    die()
+    first.write(b"two")
+    first.close()
+    assert open("s.tar.d/first").read() == "one two"
+    """,
+        )
+        stored = place.stored("s.tar")
+        assert stored is not None
+        assert stored.count(b"one two") == 1
+
+
+WORKER = """if 1:
+    import os, random, shutil, sqlite3, subprocess, sys
+    root, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    os.chdir(root)
+    rng, mine = random.Random(seed), f"w{seed}"
+    os.mkdir(mine)
+    os.chdir(mine)
+    known = {}
+    def change():
+        name = f"f{rng.randrange(12)}"
+        text = rng.randbytes(rng.choice([0, 10, 3000, 200000]))
+        way = rng.randrange(9)
+        if way == 0:
+            with open(name, "wb") as file:
+                file.write(text)
+            known[name] = text
+        elif way == 1 and name in known:
+            with open(name, "ab", buffering=0) as file:
+                file.write(text)
+            known[name] += text
+        elif way == 2 and name in known:
+            os.unlink(name)
+            del known[name]
+        elif way == 3 and name in known:
+            os.rename(name, name + "r")
+            known[name + "r"] = known.pop(name)
+        elif way == 4:
+            try:
+                with open(name, "xb") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except FileExistsError:
+                assert name in known, name
+            else:
+                assert name not in known, name
+                known[name] = text
+        elif way == 5 and name in known and known[name]:
+            with open(name, "r+b", buffering=0) as file:
+                at = rng.randrange(len(known[name]))
+                file.seek(at)
+                file.write(text)
+            known[name] = known[name][:at] + text + known[name][at + len(text):]
+        elif way == 6:
+            os.makedirs(f"d/{name}", exist_ok=True)
+            with open(f"d/{name}/in", "wb") as file:
+                file.write(text)
+            os.rename(f"d/{name}/in", f"d/{name}/out")
+            with open(f"d/{name}/out", "rb") as file:
+                assert file.read() == text
+            shutil.rmtree("d")
+            assert not os.path.exists("d")
+        elif way == 7 and name in known:
+            with open(name, "rb") as file:
+                assert file.read() == known[name], name
+        elif way == 8 and name in known:
+            size = rng.randrange(len(known[name]) + 1)
+            os.truncate(name, size)
+            known[name] = known[name][:size]
+    for _ in range(steps):
+        change()
+        assert sorted(os.listdir(".")) == sorted(known), (os.listdir("."), sorted(known))
+    base = sqlite3.connect("base")
+    base.execute("create table t (n integer)")
+    for number in range(10):
+        base.execute("insert into t values (?)", (number,))
+        base.commit()
+    assert base.execute("select sum(n) from t").fetchone() == (45,)
+    base.close()
+    sys.stdout.buffer.write(repr({f"{mine}/{n}": c for n, c in known.items()}).encode())
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_programs_see_no_error_while_the_daemon_is_killed(way: str, tmp_path: Path) -> None:
+    log = [RESTARTED, "was changed by somebody else", "closed files wait"]
+    options = ["--write-back", "1"] if way == "back" else []
+    with writable(tmp_path, options=options, keeper=True, expected_log=log) as place:
+        programs = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, str(place.path), str(seed), "120"],
+                stdout=subprocess.PIPE,
+            )
+            for seed in range(3)
+        ]
+        rng = random.Random(1)
+        known: dict[str, bytes] = {}
+        try:
+            kills = 0
+            while any(program.poll() is None for program in programs) and kills < 12:
+                time.sleep(rng.uniform(1.1, 3))
+                kill(place.mount)
+                kills += 1
+            for program in programs:
+                out, _ = program.communicate(timeout=120)
+                assert program.returncode == 0
+                known |= ast.literal_eval(out.decode())
+        finally:
+            for program in programs:
+                program.kill()
+        flush(place)
+        for name, content in known.items():
+            assert place.stored(name) == content, name
+        assert place.names() == {*known, *(f"w{seed}/base" for seed in range(3))}
         assert not place.unsent()

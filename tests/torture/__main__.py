@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4, help="processes that write [4]")
     parser.add_argument("--largest", type=int, default=64 << 20, help="bytes of a file [64 MiB]")
     parser.add_argument("--write-back", type=float, default=0.0, help="seconds, for the mount [0]")
+    parser.add_argument("--keeper", action="store_true", help="the mounts outlive their daemons")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="[another each time]")
     options = parser.parse_args()
     endpoint = os.environ.get("AIS_ENDPOINT", "").rstrip("/")
@@ -32,6 +33,7 @@ def main() -> int:
             seed=options.seed,
             endpoint=endpoint,
             write_back=options.write_back,
+            keeper=options.keeper,
             say=lambda text: print(text, flush=True),
         )
         if outcome.differences:

@@ -49,8 +49,12 @@ class Daemon:
         base: Path,
         options: Sequence[str],
         stack: ExitStack,
+        *,
+        keeper: bool = False,
     ) -> None:
         self.name = name
+        self._environment = {"AISFS_KEEPER": "yes" if keeper else "no"}
+        self.is_kept = keeper
         self._home = base / name
         self.path = self._home / "mnt"
         self.log = base / f"{name}.log"
@@ -68,7 +72,14 @@ class Daemon:
             time.sleep(0.5)
 
     def _aisfs(self, *words: str) -> "subprocess.CompletedProcess[bytes]":
-        return aisfs(*words, env={"AIS_READ_TIMEOUT": str(READ_TIMEOUT), "HOME": str(self._home)})
+        return aisfs(
+            *words,
+            env={
+                **self._environment,
+                "AIS_READ_TIMEOUT": str(READ_TIMEOUT),
+                "HOME": str(self._home),
+            },
+        )
 
     def flush(self, seconds: float) -> set[tuple[str, str]]:
         """Have everything uploaded that waits; return keys and digests of what was kept instead, and drop it."""
@@ -89,6 +100,17 @@ class Daemon:
             elif done.returncode == 0:
                 return kept
             assert time.monotonic() < deadline, done.stderr
+
+    def kill_once(self) -> str:
+        """Kill the daemon; return what happens then."""
+        if self.is_kept:
+            for pid in daemons(self.path)[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return "a daemon was killed under its mount"
+        self.kill()
+        self.start()
+        return "a daemon was killed and started again"
 
     def kill(self) -> None:
         for pid in daemons(self.path):
@@ -204,7 +226,8 @@ class Chaos:
         self.problem: BaseException | None = None
         self._actions: list[Callable[[], str]] = []
         for daemon in mounts:
-            self._actions += [partial(self._kill, daemon), partial(self._fill, daemon.disk)]
+            self._actions += [daemon.kill_once] * (4 if daemon.is_kept else 1)
+            self._actions += [partial(self._fill, daemon.disk)]
         self._pause = 1 if cluster is not None else 5
         """A daemon that is always killed writes nothing."""
         if cluster is not None:
@@ -213,11 +236,6 @@ class Chaos:
             self._actions += [lambda: cluster.restart(self._rng), lambda: cluster.move(self._rng)]
         self._due: list[Callable[[], str]] = []
         """The actions in the order in which they come, until each has had its turn."""
-
-    def _kill(self, daemon: Daemon) -> str:
-        daemon.kill()
-        daemon.start()
-        return "a daemon was killed and started again"
 
     def _fill(self, disk: Disk) -> str:
         disk.fill()

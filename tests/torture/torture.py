@@ -48,6 +48,7 @@ def torture(
     seed: int = 1,
     endpoint: str = "",
     write_back: float = 0.0,
+    keeper: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Return how many changes were acknowledged, and which of them were lost.
@@ -62,6 +63,7 @@ def torture(
         seed: Decides all that chance decides here.
         endpoint: A real cluster, which is not made to fail; else an embedded server, which is.
         write_back: Seconds that a closed file waits for its upload.
+        keeper: Whether the mounts outlive their daemons.
         say: Told how far it is.
     """
     outcome, started = Outcome(), time.monotonic()
@@ -81,7 +83,9 @@ def torture(
         for name, ttl in TTLS.items():
             options = [word for option in LIVES for word in (option, str(ttl))]
             options += ["--write-back", str(write_back)]
-            mounts.append(Daemon(name, f"ais://{bucket}", endpoint, base, options, stack))
+            mounts.append(
+                Daemon(name, f"ais://{bucket}", endpoint, base, options, stack, keeper=keeper)
+            )
             mounts[-1].start()
         shelf = Shelf(base / "known", 2 * workers)
         shelf.make()
