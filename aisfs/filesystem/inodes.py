@@ -481,6 +481,10 @@ class Inodes:
             with self._lock:
                 self.log.fact(key, value)
 
+    def has_handle(self, handle: int) -> bool:
+        """Return whether a file is open under a handle, as far as is noted."""
+        return self.log is not None and handle in self.log.handles
+
     def handle(self, handle: int, ino: int, flags: int, count: int) -> None:
         """Note that a file is open once more or less; see `NumberLog.handle`."""
         if self.log is not None:

@@ -46,7 +46,7 @@ _HEADER = Struct("=QQ")
 _RECORD = Struct("=IB")
 _RUN = Struct("=QI")
 _NUMBER = Struct("=Q")
-_HANDLE = Struct("=QQBb")
+_HANDLE = Struct("=QQBi")
 _FILES, _NODE, _FORGOTTEN, _FACT, _HANDLES = range(5)
 SLACK = 16 << 20
 """Bytes that a log may grow beyond twice its length, as small ones do all the time."""
@@ -160,7 +160,7 @@ class NumberLog:
     def begin_rewrite(self) -> tuple[int, list[bytes]]:
         """Return where what follows is too new for a `rewrite`, and records for it. The caller holds its lock."""
         handles = (
-            _record(_HANDLES, _HANDLE.pack(handle, number, flags, min(count, 127)))
+            _record(_HANDLES, _HANDLE.pack(handle, number, flags, count))
             for handle, (number, flags, count) in self.handles.items()
         )
         return self._end, [*self._facts.values(), *handles]

@@ -350,6 +350,8 @@ class HandleTable:
     def file(self, number: int) -> FileHandle | OpenFile:
         """Return the open file that has a number."""
         opened = self.get(number)
+        if opened is None:  # a member that a daemon before has opened: it is read by its inode
+            return OpenFile(0, None)
         assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
         return opened
 
@@ -710,6 +712,8 @@ class WriteHandlers:
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close for good what nobody writes to, or waits for its upload; have the rest closed."""
         handle, lock = abi.handle(message), self._files.namespace_lock
+        if unique & abi.RESENT and not self._filesystem.inodes.has_handle(handle):
+            return (abi.error_reply(unique, 0),)  # a daemon before has closed it
         if lock.acquire(blocking=False):  # else the trio thread closes it after its change
             try:
                 if self._requests.try_release(handle):

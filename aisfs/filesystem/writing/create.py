@@ -187,7 +187,7 @@ class OpenFiles:
 
     def _close_reader(self, ino: int) -> None:
         self.readers[ino] -= 1
-        if not self.readers[ino]:
+        if self.readers[ino] <= 0:
             del self.readers[ino]
 
     def begin(self, file: WrittenFile, flags: int) -> OpenFile:

@@ -167,3 +167,27 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="staging directory"):
         StagingArea(tmp_path / "file" / "staging", 1000)
+
+
+def test_a_session_lives_while_its_lock_is_held(tmp_path: Path):
+    area = StagingArea(tmp_path, 1000)
+    staged = area.create()
+    staged.write(0, b"mine")
+    staged.mark_dirty(RECORD)
+    kept = os.dup(area.lock)  # as a keeper has it
+    os.close(area.lock)
+    other = StagingArea(tmp_path, 1000)
+    other.close()
+    assert unsent_files(tmp_path) == []
+    area.lock = os.open("/dev/null", os.O_RDONLY)
+    following = StagingArea(tmp_path, 1000, lock=kept)
+    found = following.take_over(staged.path.name)
+    assert found is not None
+    again, _ = found
+    assert again.read(0, 10) == b"mine"
+    assert again.record == RECORD
+    assert following.used == 4
+    again.write(4, b" and more")
+    again.discard()
+    following.close()
+    assert os.listdir(tmp_path) == []
