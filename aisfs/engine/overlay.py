@@ -460,10 +460,13 @@ class Overlay:
             self.removed.add(*_place(bucket, key))
             self.note(bucket, key, "gone")
 
-    def hold(self, bucket: Bucket, prefix: str) -> None:
-        """Keep a directory that the store may not have."""
+    def restore(self, bucket: Bucket, prefix: str, state: str) -> None:
+        """Know a directory as it was told to `note`."""
         with self.namespace_lock:
-            self._hold(bucket, prefix, self._clock() + self.change_ttl)
+            if state == "held":
+                self._hold(bucket, prefix, self._clock() + self.change_ttl)
+            else:  # an object may have its name by now
+                self.removed.add(*_place(bucket, prefix))
 
     def _hold(self, bucket: Bucket, prefix: str, expires: float) -> None:
         """Keep a directory that may be empty now."""

@@ -123,6 +123,9 @@ def test_what_was_closed_renamed_or_made_is_there(place: Writable) -> None:
     os.makedirs("gone/deep")
     os.rmdir("gone/deep")
     os.rmdir("gone")
+    os.mkdir("turned")
+    os.rmdir("turned")
+    write("turned", "turned")
     os.rename("dir", "dir2")
     kept = os.open("dir2/in", os.O_RDONLY)
     os.chdir("made")
@@ -131,10 +134,10 @@ def test_what_was_closed_renamed_or_made_is_there(place: Writable) -> None:
     assert {name: os.stat(name).st_ino for name in numbers} == numbers
     os.chdir("..")
     assert os.stat("made/empty").st_mode & 0o777 == 0o700
-    names = ["closed", "dir2", "made", "other", "renamed again"]
+    names = ["closed", "dir2", "made", "other", "renamed again", "turned"]
     assert sorted(os.listdir(".")) == names, os.listdir(".")
     assert sorted(os.listdir("made")) == ["empty", "full"]
-    for name in ("closed", "renamed again", "made/full"):
+    for name in ("closed", "renamed again", "made/full", "turned"):
         assert open(name).read() == name.split("/")[-1].split(" ")[0], name
         try:
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -152,7 +155,7 @@ def test_what_was_closed_renamed_or_made_is_there(place: Writable) -> None:
     """,
     )
     flush(place)
-    assert place.names() == {"closed", "other", "made/empty/moved", "dir3/in"}
+    assert place.names() == {"closed", "other", "made/empty/moved", "dir3/in", "turned"}
     assert place.stored("closed") == b"renamed"
     assert place.stored("other") == b"over"
     assert place.stored("made/empty/moved") == b"full on"

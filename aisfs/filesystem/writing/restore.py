@@ -208,11 +208,9 @@ class Restorer:
     def _restore_place(
         self, bucket: Bucket, prefix: str, state: str, mode: int | None, mtime_ns: int | None
     ) -> None:
-        if state == "gone":
-            self._overlay.remove(bucket, prefix, hold=False)
-            return
-        self._overlay.hold(bucket, prefix)
-        self._inodes.directory_attributes.keep(bucket, prefix, mode, mtime_ns)
+        self._overlay.restore(bucket, prefix, state)
+        if state == "held":
+            self._inodes.directory_attributes.keep(bucket, prefix, mode, mtime_ns)
 
     def _restore_file(
         self, ino: int, said: list[Any], waiting: _Waiting, claimed: set[int]
