@@ -16,7 +16,7 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -258,7 +258,8 @@ class FileSystem:
             if not isinstance(above, DirectoryNode) or above.bucket != node.bucket:
                 continue
             if above.prefix.startswith(node.prefix):
-                await self.restore(ino)
+                with suppress(Stale):
+                    await self.restore(ino)
 
     def stands(self, node: Node, ino: int) -> bool:
         """Return whether an inode is still this node, with no change of its name under way."""

@@ -675,7 +675,7 @@ class Inodes:
         if log is None or not log.is_long:
             return
         with self._lock:
-            since, others = log.begin_rewrite()
+            since, others = log.begin_rewrite(), log.others()
             known = self.table.known()
             moved = self.table.moved() | self._by_ino.keys() | self.salted.keys()
         now = ((ino, self.node(ino) if ino in self._by_ino else node) for ino, node in known)

@@ -157,13 +157,17 @@ class NumberLog:
             self._forgotten = array("Q")
         self._end = _write(self._log, record, self._end)
 
-    def begin_rewrite(self) -> tuple[int, list[bytes]]:
-        """Return where what follows is too new for a `rewrite`, and records for it. The caller holds its lock."""
+    def begin_rewrite(self) -> int:
+        """Return where what follows is too new for a `rewrite`. The caller holds its lock."""
+        return self._end
+
+    def others(self) -> list[bytes]:
+        """Return the records of facts and handles, for a `rewrite` that begins."""
         handles = (
             _record(_HANDLES, _HANDLE.pack(handle, number, flags, count))
             for handle, (number, flags, count) in self.handles.items()
         )
-        return self._end, [*self._facts.values(), *handles]
+        return [*self._facts.values(), *handles]
 
     def rewrite(self, records: Iterable[bytes]) -> int:
         """Write records to the other file; return its length. For any thread, and at most one."""

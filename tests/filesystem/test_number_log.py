@@ -14,6 +14,7 @@ from aisfs.filesystem.nodes import (
     Node,
     ObjectNode,
     ProviderNode,
+    RemovedDirectoryNode,
     ShardNode,
 )
 from aisfs.filesystem.takeover import EarlierNumbers, FileName, NumberLog, records
@@ -159,3 +160,33 @@ def test_an_object_takes_at_most_64_bytes(files: tuple[int, int]) -> None:
     many = range(10, 1010)
     log.files(many, [an_object(number, name) for number in many])
     assert (os.fstat(files[0]).st_size - before) / 1000 <= len(name) + 11
+
+
+def test_facts_handles_and_moved_numbers_outlast_a_rewrite(files: tuple[int, int]) -> None:
+    log = NumberLog(files)
+    moved = an_object(7, b"new name")
+    gone = RemovedDirectoryNode(BUCKET, "gone/", 0o700, None, 3)
+    log.files([7, 8], [an_object(1, b"old name"), an_object(8, b"same")])
+    log.node(7, moved)
+    log.node(9, gone)
+    log.fact("file 7", ["surrogate \udcff", 1])
+    log.fact("file 8", [2])
+    log.fact("file 8", None)
+    log.fact("place x", ["held", None])
+    for count in (1, 1, -1):
+        log.handle(1 << 63 | 7, 7, 0, count)
+    log.handle(2, 8, 3, 1)
+    log.handle(2, 8, 0, -1)
+    for _ in range(2):
+        log = NumberLog(files)
+        earlier = EarlierNumbers(log.read(), log)
+        assert earlier.get(7) == moved
+        assert earlier.get(8) == FileName(5, b"same")
+        assert earlier.get(9) == gone
+        assert list(log.facts("file")) == [("7", ["surrogate \udcff", 1])]
+        assert log.get("place x") == ["held", None]
+        assert log.get("file 8") is None
+        assert log.handles == {1 << 63 | 7: (7, 0, 1)}
+        since, others = log.begin_rewrite(), log.others()
+        known = [(7, moved), (8, an_object(8, b"same")), (9, gone)]
+        log.end_rewrite(since, log.rewrite([*records(known, {7}), *others]))
