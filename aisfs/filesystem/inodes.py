@@ -485,11 +485,16 @@ class Inodes:
         """Return whether a file is open under a handle, as far as is noted."""
         return self.log is not None and handle in self.log.handles
 
-    def handle(self, handle: int, ino: int, flags: int, count: int) -> None:
+    def opened_by(self, unique: int) -> int | None:
+        """Return the handle that a request of a daemon before has opened; None for none."""
+        handles = list(self.log.handles.items()) if self.log is not None else []
+        return next((handle for handle, said in handles if said[1] == unique), None)
+
+    def handle(self, handle: int, ino: int, unique: int, flags: int, count: int) -> None:
         """Note that a file is open once more or less; see `NumberLog.handle`."""
         if self.log is not None:
             with self._lock:
-                self.log.handle(handle, ino, flags, count)
+                self.log.handle(handle, ino, unique, flags, count)
 
     def removed(self, node: DirectoryNode) -> None:
         """Have the number of a directory that was removed, or replaced, stand for nothing else any more.

@@ -16,7 +16,7 @@ Each record is
       node       number, and what it is, as JSON
       forgotten  numbers
       fact       a pair in JSON: a key, and what is true of it now; null if nothing is any more
-      handle     of an open file: handle, number, flags, and how many more of it there are
+      handle     of an open file: handle, number, request, flags, and how many more of it there are
 """
 
 import json
@@ -46,7 +46,7 @@ _HEADER = Struct("=QQ")
 _RECORD = Struct("=IB")
 _RUN = Struct("=QI")
 _NUMBER = Struct("=Q")
-_HANDLE = Struct("=QQBi")
+_HANDLE = Struct("=QQQBi")
 _FILES, _NODE, _FORGOTTEN, _FACT, _HANDLES = range(5)
 SLACK = 16 << 20
 """Bytes that a log may grow beyond twice its length, as small ones do all the time."""
@@ -71,8 +71,8 @@ class NumberLog:
         self._forgotten = array("Q")
         self._facts: dict[str, bytes] = {}
         """Their records, by key."""
-        self.handles: dict[int, tuple[int, int, int]] = {}
-        """Number, flags, and how often it is open, by handle."""
+        self.handles: dict[int, tuple[int, int, int, int]] = {}
+        """Number, request that opened it, flags, and how often it is open, by handle."""
 
     def read(self) -> bytes:
         """Return all records, and cut off what a daemon that was killed did not finish."""
@@ -119,10 +119,10 @@ class NumberLog:
             if word == kind:
                 yield rest, json.loads(record[_RECORD.size :])[1]
 
-    def handle(self, handle: int, number: int, flags: int, count: int) -> None:
+    def handle(self, handle: int, number: int, unique: int, flags: int, count: int) -> None:
         """Note that a file is open once more, or, with a negative count, once less."""
-        self.count_handle(handle, number, flags, count)
-        self._append(_record(_HANDLES, _HANDLE.pack(handle, number, flags, count)))
+        self.count_handle(handle, number, unique, flags, count)
+        self._append(_record(_HANDLES, _HANDLE.pack(handle, number, unique, flags, count)))
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - any JSON
         """Return a fact; None if there is none."""
@@ -137,11 +137,11 @@ class NumberLog:
         else:
             self._facts[key] = record
 
-    def count_handle(self, handle: int, number: int, flags: int, count: int) -> None:
+    def count_handle(self, handle: int, number: int, unique: int, flags: int, count: int) -> None:
         """Know the same of handles."""
-        count += self.handles.get(handle, (0, 0, 0))[2]
+        count += self.handles.get(handle, (0, 0, 0, 0))[3]
         if count > 0:
-            self.handles[handle] = number, flags, count
+            self.handles[handle] = number, unique, flags, count
         else:
             self.handles.pop(handle, None)
 
@@ -164,8 +164,7 @@ class NumberLog:
     def others(self) -> list[bytes]:
         """Return the records of facts and handles, for a `rewrite` that begins."""
         handles = (
-            _record(_HANDLES, _HANDLE.pack(handle, number, flags, count))
-            for handle, (number, flags, count) in self.handles.items()
+            _record(_HANDLES, _HANDLE.pack(handle, *said)) for handle, said in self.handles.items()
         )
         return [*self._facts.values(), *handles]
 

@@ -135,6 +135,8 @@ class WrittenFile:
     """Whether `staged` differs from `base`."""
     entry: JournalEntry | None = None
     """What was acknowledged last and is not in the store yet, with `--write-back`."""
+    next_key: str = ""
+    """Under which name it may be in the journal already, since it is being renamed."""
     entry_overwrites: bool = False
     """What `overwrites` was then."""
     acknowledged: bool = False

@@ -296,7 +296,9 @@ class HandleTable:
     """Handles by their numbers. For the trio thread, and for the dispatcher, which opens and closes files, too."""
 
     def __init__(
-        self, files: OpenFiles | None, note: Callable[[int, int, int, int], None] = lambda *_: None
+        self,
+        files: OpenFiles | None,
+        note: Callable[[int, int, int, int, int], None] = lambda *_: None,
     ) -> None:
         """Start with none; `files` can be written, if any can.
 
@@ -307,28 +309,29 @@ class HandleTable:
         self._opened: dict[int, Opened] = {}
         self._numbers = count(1)
 
-    def keep(self, opened: Opened) -> int:
-        """Return something open a number."""
+    def keep(self, opened: Opened, unique: int = 0) -> int:
+        """Return something open a number; `unique` is the request that opens it."""
         number = next(self._numbers)
         self._opened[number] = opened
         if isinstance(opened, OpenFile):
             flags = WRITES if opened.file is not None else 0
             flags |= BYPASSES if opened.bypasses_pages else 0
-            self._note(number, opened.ino, flags, 1)
+            self._note(number, opened.ino, unique & ~abi.RESENT, flags, 1)
         return number
 
     def keep_reader(self, ino: int) -> int:
         """Return the number of a file that the dispatcher has opened to read."""
         number = handle_of(ino)
         if number != _MEMBER:
-            self._note(number, ino, 0, 1)
+            self._note(number, ino, 0, 0, 1)
         return number
 
-    def unopen(self, ino: int) -> None:
-        """Forget all handles of a file that the kernel knows nothing of."""
-        for number, opened in list(self._opened.items()):
-            if isinstance(opened, OpenFile) and opened.ino == ino:
-                self.drop(number)
+    def unopen(self, number: int | None) -> None:
+        """Close what a daemon before has opened, and the kernel knows nothing of."""
+        opened = self._opened.get(number) if number is not None else None
+        if number is not None and isinstance(opened, OpenFile) and self._files is not None:
+            self._files.end(opened)
+            self.drop(number)
 
     def restore(self, number: int, opened: OpenFile) -> None:
         """Know again what a daemon before has opened."""
@@ -376,7 +379,7 @@ class HandleTable:
         opened = self._opened.pop(number, None)
         ino = opened.ino if isinstance(opened, OpenFile) else object_of(number)
         if ino is not None:
-            self._note(number, ino, 0, -1)
+            self._note(number, ino, 0, 0, -1)
 
     # closing for good ----------------------------------------------------------------------------
 
@@ -417,6 +420,13 @@ class CreateArgs(NamedTuple):
     flags: int
 
 
+class OpenArgs(NamedTuple):
+    """What an OPEN asks for."""
+
+    ino: int
+    flags: int
+
+
 class AllocateArgs(NamedTuple):
     """What a FALLOCATE asks for."""
 
@@ -433,9 +443,9 @@ class AgainArgs(NamedTuple):
 
 
 TAKEN = (
-    Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE, *abi.NAME_CHANGES,
+    Opcode.OPEN, Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE, *abi.NAME_CHANGES,
 )  # fmt: skip
-_What = CreateArgs | AllocateArgs | AgainArgs | int
+_What = CreateArgs | OpenArgs | AllocateArgs | AgainArgs | int
 
 
 class _Asked(NamedTuple):
@@ -455,6 +465,7 @@ class WriteRequests(TrioRequests[_Asked]):
         pending: Pending,
         metrics: Metrics,
         describe: Callable[[int], str],
+        opened_by: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         """Take what the dispatcher does not answer.
 
@@ -464,7 +475,9 @@ class WriteRequests(TrioRequests[_Asked]):
             pending: Requests that are answered elsewhere.
             metrics: Where requests are counted.
             describe: Says which file or directory an inode is, for the log.
+            opened_by: See `Inodes`.
         """
+        self._opened_by = opened_by
         super().__init__(pending, metrics)
         self._describe = describe
         self._write = write
@@ -553,8 +566,13 @@ class WriteRequests(TrioRequests[_Asked]):
         try:
             if isinstance(asked.what, AgainArgs):
                 self._send(asked, await self._again(asked.unique, asked.opcode, asked.what))
+            elif isinstance(asked.what, OpenArgs):
+                self._unopen(asked.unique)
+                opened = await self._write.files.open(*asked.what)
+                self._send(asked, self._opened(asked.unique, opened))
             elif isinstance(asked.what, CreateArgs) and asked.unique & abi.RESENT:
-                once = await self._write.again.create(*asked.what, self.handles.unopen)
+                self._unopen(asked.unique)
+                once = await self._write.again.create(*asked.what)
                 self._send(asked, self._created(asked.unique, *once))
             elif isinstance(asked.what, CreateArgs):
                 made = await self._write.creator.create(*asked.what)
@@ -565,8 +583,8 @@ class WriteRequests(TrioRequests[_Asked]):
             elif asked.opcode == Opcode.RELEASE:
                 await self.handles.release(asked.what)
             else:
-                opened, sync = self.handles.file(asked.what), asked.opcode == Opcode.FSYNC
-                await self._write.files.flush(opened, sync=sync)
+                closed, sync = self.handles.file(asked.what), asked.opcode == Opcode.FSYNC
+                await self._write.files.flush(closed, sync=sync)
             code = 0
         except Exception as error:  # noqa: BLE001 - logged there
             code = self._failure(asked, error)
@@ -598,8 +616,17 @@ class WriteRequests(TrioRequests[_Asked]):
                 return abi.error_reply(unique, 0)
         return abi.entry_reply(unique, entry.attr, entry.entry_timeout)
 
+    def _unopen(self, unique: int) -> None:
+        if unique & abi.RESENT:
+            self.handles.unopen(self._opened_by(unique & ~abi.RESENT))
+
+    def _opened(self, unique: int, opened: OpenFile | FileHandle) -> bytes:
+        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
+        flags = OpenFlag.DIRECT_IO | OpenFlag.KEEP_CACHE if bypasses else OpenFlag.KEEP_CACHE
+        return abi.open_reply(unique, self.handles.keep(opened, unique), flags)
+
     def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> bytes:
-        handle = self.handles.keep(opened)
+        handle = self.handles.keep(opened, unique)
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
         flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
         return abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags)
@@ -608,6 +635,8 @@ class WriteRequests(TrioRequests[_Asked]):
         what = asked.what
         if isinstance(what, CreateArgs):
             return f"{self._describe(what.parent)}{os.fsdecode(what.name)}"
+        if isinstance(what, OpenArgs):
+            return self._describe(what.ino)
         if isinstance(what, AgainArgs):
             return f"{self._describe(what.parent)}{os.fsdecode(what.names[0])}"
         handle = what.handle if isinstance(what, AllocateArgs) else what
@@ -676,8 +705,9 @@ class WriteHandlers:
 
     def open(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Open what is to be read, and has not been written since the kernel knows it."""
-        if abi.open_flags(message) & WRITING or not self._files.try_open(nodeid):
-            return FORWARD
+        flags_asked = abi.open_flags(message)
+        if flags_asked & WRITING or not self._files.try_open(nodeid):
+            return self._hand_over(unique, Opcode.OPEN, OpenArgs(nodeid, flags_asked), pid)
         flags = OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH
         return (abi.open_reply(unique, self._requests.handles.keep_reader(nodeid), flags),)
 

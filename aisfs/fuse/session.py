@@ -238,7 +238,14 @@ class FastPathSession:
         requests = None
         if self._write is not None:
             handles, describe = self._operations.handles, self._filesystem.describe
-            requests = WriteRequests(self._write, handles, pending, self._metrics, describe)
+            requests = WriteRequests(
+                self._write,
+                handles,
+                pending,
+                self._metrics,
+                describe,
+                self._filesystem.inodes.opened_by,
+            )
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)
         unknown = None

@@ -174,9 +174,9 @@ def test_facts_handles_and_moved_numbers_outlast_a_rewrite(files: tuple[int, int
     log.fact("file 8", None)
     log.fact("place x", ["held", None])
     for count in (1, 1, -1):
-        log.handle(1 << 63 | 7, 7, 0, count)
-    log.handle(2, 8, 3, 1)
-    log.handle(2, 8, 0, -1)
+        log.handle(1 << 63 | 7, 7, 0, 0, count)
+    log.handle(2, 8, 44, 3, 1)
+    log.handle(2, 8, 0, 0, -1)
     for _ in range(2):
         log = NumberLog(files)
         earlier = EarlierNumbers(log.read(), log)
@@ -186,7 +186,7 @@ def test_facts_handles_and_moved_numbers_outlast_a_rewrite(files: tuple[int, int
         assert list(log.facts("file")) == [("7", ["surrogate \udcff", 1])]
         assert log.get("place x") == ["held", None]
         assert log.get("file 8") is None
-        assert log.handles == {1 << 63 | 7: (7, 0, 1)}
+        assert log.handles == {1 << 63 | 7: (7, 0, 0, 1)}
         since, others = log.begin_rewrite(), log.others()
         known = [(7, moved), (8, an_object(8, b"same")), (9, gone)]
         log.end_rewrite(since, log.rewrite([*records(known, {7}), *others]))

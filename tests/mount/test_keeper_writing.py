@@ -13,7 +13,8 @@ import pytest
 
 from tests.mount.test_keeper import RESTARTED, kill
 from tests.mount.writable import Writable, writable
-from tests.support.mounts import aisfs, eventually, python
+from tests.support.dying_daemon import DIES_AT
+from tests.support.mounts import aisfs, daemons, eventually, python
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
@@ -39,7 +40,7 @@ def flush(place: Writable) -> None:
 def do(place: Writable, script: str, *arguments: object) -> bytes:
     """Run a program in the mount; `die()` in it kills the daemon."""
     before = """if 1:
-    import os, signal, sys, time
+    import json, os, signal, sys, time
     os.chdir(sys.argv[1])
     def die():
         mine = [int(p) for p in os.listdir("/proc") if p.isdigit() and daemon(p)]
@@ -390,3 +391,104 @@ def test_programs_see_no_error_while_the_daemon_is_killed(way: str, tmp_path: Pa
             assert place.stored(name) == content, name
         assert place.names() == {*known, *(f"w{seed}/base" for seed in range(3))}
         assert not place.unsent()
+
+
+def test_an_upgrade_goes_on_with_files_that_are_written(place: Writable) -> None:
+    do(
+        place,
+        """
+    new = open("new", "wb", buffering=0)
+    new.write(b"one ")
+    with open("closed", "x") as file:
+        file.write("closed")
+    before = json.loads(os.getxattr(".", "user.aisfs.about"))["pid"]
+    os.getxattr(".", "user.aisfs.upgrade")
+    until = time.monotonic() + 60
+    while json.loads(os.getxattr(".", "user.aisfs.about"))["pid"] == before:
+        assert time.monotonic() < until
+        new.write(b"and ")
+    new.write(b"two")
+    new.close()
+    assert open("closed").read() == "closed"
+    """,
+    )
+    flush(place)
+    new = place.stored("new")
+    assert new is not None
+    assert new.startswith(b"one and ")
+    assert new.endswith(b"and two")
+    assert set(new.split()[1:-1]) == {b"and"}
+    assert place.stored("closed") == b"closed"
+    assert not place.unsent()
+
+
+EVERYTHING = """if 1:
+    import os, sys
+    os.chdir(sys.argv[1])
+    def write(name, text, flags="x"):
+        with open(name, flags) as file:
+            file.write(text)
+    write("file", "text")
+    write("file", " more", "a")
+    write("old", "new", "w")
+    os.rename("file", "renamed")
+    write("over", "over")
+    os.rename("over", "other")
+    os.mkdir("made")
+    write("made/in", "in")
+    os.rename("made", "moved")
+    write("gone", "gone")
+    os.unlink("gone")
+    os.mkdir("empty")
+    os.rmdir("empty")
+    os.mkdir("left")
+    os.symlink("old", "link")
+    os.mknod("node")
+    os.unlink("dir/in")
+    os.truncate("renamed", 6)
+    os.chmod("other", 0o600)
+    os.utime("old", (5, 5))
+    with open("held", "w+") as file:
+        file.write("held")
+        file.flush()
+        os.unlink("held")
+        file.seek(0)
+        assert file.read() == "held"
+    assert sorted(os.listdir(".")) == "dir left link moved node old other renamed".split()
+    assert os.listdir("left") == os.listdir("dir") == []
+    assert os.listdir("moved") == ["in"]
+    assert os.stat("old").st_mtime == 5 and os.stat("other").st_mode & 0o777 == 0o600
+    assert os.readlink("link") == "old"
+    assert open("renamed").read() == "text m"
+"""
+FINALLY = {
+    "link": b"old", "moved/in": b"in", "node": b"", "old": b"new", "other": b"over", "renamed": b"text m",
+}  # fmt: skip
+POINTS = range(
+    int(os.environ.get("POINTS_FROM", "2")), 400, int(os.environ.get("POINTS_STEP", "37"))
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_daemon_may_die_at_any_note(way: str, tmp_path: Path) -> None:
+    """Each run dies at another one, until there is none left."""
+    for point in POINTS:
+        base = tmp_path / str(point)
+        (base / "store" / "b" / "dir").mkdir(parents=True)
+        for name in ("old", "other", "dir/in"):
+            (base / "store" / "b" / name).write_bytes(b"old content of " + name.encode())
+        with writable(
+            base,
+            options=WAYS[way],
+            keeper=True,
+            env={DIES_AT: str(point)},
+            expected_log=[RESTARTED],
+        ) as place:
+            python(EVERYTHING, place.path)
+            flush(place)
+            assert {name: place.stored(name) for name in place.names()} == FINALLY, point
+            assert not place.unsent(), point
+            if place.mount.pid in daemons(place.path):
+                break
+    else:
+        raise AssertionError("it always dies")

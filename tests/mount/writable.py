@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,6 +208,7 @@ def writable(
     expected_log: Sequence[str] = (),
     faulty: bool = False,
     keeper: bool = False,
+    env: Mapping[str, str] | None = None,
     traps: bool = False,
     deadline: float = 200.0,
     server: RunningServer | ClusterBucket | None = None,
@@ -239,6 +240,7 @@ def writable(
                 options=["--writable", "--staging-dir", str(staging), *options],
                 expected_log=expected_log,
                 keeper=keeper,
+                env=env,
                 deadline=deadline,
             )
         )

@@ -114,6 +114,7 @@ _preloader = Preloader(
     "aisfs",
     (
         "tests.support.checked_locks",
+        "tests.support.dying_daemon",
         "aisfs.mount.run",
         *(
             f"aisfs.{package}.{module.stem}"

@@ -47,6 +47,7 @@ _READ_LATE = (
     "XDG_",
     "HOME",
     "PYTEST_CURRENT_TEST",
+    "DIES_AT_NOTE",
     "AWS_",
     "AZURE_",
     "GOOGLE_",

@@ -104,7 +104,7 @@ class Daemon:
     def kill_once(self) -> str:
         """Kill the daemon; return what happens then."""
         if self.is_kept:
-            for pid in daemons(self.path)[:1]:
+            for pid in daemons(self.path)[:-1][:1]:  # the last one is the keeper
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return "a daemon was killed under its mount"

@@ -6,7 +6,6 @@ same. Whether that came to its end is noted as well (`Renamer`); if not, the sto
 """
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from aisfs.core.names import listing
@@ -67,13 +66,12 @@ class Again:
     # what is made ----------------------------------------------------------------------------
 
     async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, unopen: Callable[[int], None]
+        self, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile | FileHandle]:
-        """Make a file and open it; `unopen` drops the handles of an inode, which the kernel knows nothing of."""
+        """Make a file and open it. No program has it open yet."""
         file = await self._made(parent, name)
         if file is None:
             return await self._creator.create(parent, name, mode, flags)
-        unopen(file.ino)
         file.handles = file.writers = file.bypassing = 0
         entry = Entry(name, self._inodes.written_attr(file), 0.0)
         return entry, self._open_files.begin(file, flags)

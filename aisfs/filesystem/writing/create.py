@@ -272,7 +272,7 @@ class OpenFiles:
     async def release(self, handle: OpenFile) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
         if not self.try_release(handle):
-            file = self._end(handle)
+            file = self.end(handle)
             if file is None:
                 return
             async with file.lock:
@@ -292,7 +292,7 @@ class OpenFiles:
             (file.dirty and not file.waits and not fails) or not file.lock.is_free
         ):
             return False
-        self._end(handle)
+        self.end(handle)
         if file is not None:
             self._committer.undo_failed(file)
             if not file.handles:
@@ -312,7 +312,7 @@ class OpenFiles:
         if file is None or not file.waits or not file.lock.take_in_thread():
             return False
         try:
-            self._end(handle)
+            self.end(handle)
             if not file.handles:
                 self._committer.let_wait(file)
         finally:
@@ -320,7 +320,7 @@ class OpenFiles:
         return True
 
     @any_thread
-    def _end(self, handle: OpenFile) -> WrittenFile | None:
+    def end(self, handle: OpenFile) -> WrittenFile | None:
         """Count a handle no more; returns the written file it was of."""
         with self.namespace_lock:
             return self._end_locked(handle)

@@ -506,7 +506,8 @@ class Renamer:
         await self._restore(found, victim)
         what = "rename", os.fsdecode(name), new_parent, os.fsdecode(new_name)
         version = spelled_version(found.node.info) if isinstance(found.node, ObjectNode) else None
-        ino = self._inodes.number(found.node)
+        file = self._inodes.current(found.node) if isinstance(found.node, ObjectNode) else None
+        ino = self._inodes.number(found.node) if file is None else file.ino
         with self._noted(parent, *what, ino, version):
             await self._move(found, victim, key, new_parent, new_name, only_new, change)
         self._touch(where)
@@ -635,6 +636,8 @@ class Renamer:
             return False
         base = _stored(victim, gone)
         mark = file.made_only_new if only_new else ""
+        file.next_key = key
+        note(self._inodes, file)
         return await acknowledger.again(file, key=key, base=base, only_new=mark, instead_of=gone)
 
     def _moved_waiting(
@@ -655,7 +658,7 @@ class Renamer:
             if gone is not None:
                 self.unname(gone)
             self._files.rename(file, key, parent, name)
-            file.base = base
+            file.base, file.next_key = base, ""
             file.overwrites = file.entry_overwrites = not only_new
             note(self._inodes, file)
             self._overlay.remove(bucket, old)

@@ -104,14 +104,15 @@ def _spelled(file: WrittenFile) -> list[Any]:
         str(detached) if detached is not None else "",
         str(file.write_error) if file.write_error is not None else "",
         file.made_only_new,
+        file.next_key,
     ]
 
 
 def _written_down(file: WrittenFile, waiting: _Waiting, claimed: set[int]) -> int:
-    """Return the number in the journal of a file whose close was written down and not noted any more; 0 if none was."""
-    if file.acknowledged or not file.dirty or file.unlinked:
+    """Return the number in the journal of a file that was written down and not noted any more; 0 if none was."""
+    if not file.dirty or file.unlinked:
         return 0
-    place = file.bucket, file.key
+    place = file.bucket, file.next_key if file.acknowledged else file.key
     return next(
         (
             serial
@@ -185,7 +186,7 @@ class Restorer:
             self._restore_file(int(number), said, waiting, claimed)
         if journal is not None:  # uploaded, removed, or replaced
             journal.end([entry for entry, _ in waiting.values()])
-        for handle, (ino, flags, count) in list(told.handles.items()):
+        for handle, (ino, _, flags, count) in list(told.handles.items()):
             self._restore_handle(handle, ino, flags, count, keep)
         self._writer.staging.tidy_found()
         for each in self._files.by_ino.values():
@@ -218,11 +219,11 @@ class Restorer:
         identity, bucket, info, parent, name, base, mode, mtime_ns, member, slot, serial, *rest = (
             said
         )
-        flags, detached, broken, made_only_new = rest
+        flags, detached, broken, made_only_new, file_next = rest
         node = ObjectNode(to_bucket(bucket), ObjectInfo(*info), parent, os.fsencode(name))
         version = ObjectInfo(*base) if base is not None else None
         file = WrittenFile(ino, os.fsencode(identity), node, version, mode, mtime_ns, member)
-        file.resumed, file.made_only_new = True, made_only_new
+        file.resumed, file.made_only_new, file.next_key = True, made_only_new, file_next
         for flag in flags:
             setattr(file, flag, True)
         if detached:
