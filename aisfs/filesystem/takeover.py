@@ -109,6 +109,7 @@ class NumberLog:
         if value is not None:
             if self._facts.get(key) == record:
                 return
+            self._facts.pop(key, None)  # the latest comes last
             self._facts[key] = record
         self._append(record)
 
@@ -132,9 +133,8 @@ class NumberLog:
     def take_fact(self, record: bytes) -> None:
         """Know what a daemon before has noted."""
         key, value = json.loads(record[_RECORD.size :])
-        if value is None:
-            self._facts.pop(key, None)
-        else:
+        self._facts.pop(key, None)
+        if value is not None:
             self._facts[key] = record
 
     def count_handle(self, handle: int, number: int, unique: int, flags: int, count: int) -> None:

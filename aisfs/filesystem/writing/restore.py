@@ -98,7 +98,7 @@ def _spelled(file: WrittenFile) -> list[Any]:
         file.mode,
         file.mtime_ns,
         file.member,
-        file.staged.path.name if file.staged is not None else "",
+        _slot(file),
         file.entry.serial if file.entry is not None else 0,
         [name for name in _FLAGS if getattr(file, name)],
         str(detached) if detached is not None else "",
@@ -127,6 +127,12 @@ def _is_half_made(file: WrittenFile) -> bool:
     """Return whether a file is of a request that is not answered: else it would be open, or acknowledged, or stored."""
     new = file.dirty and file.base is None and not file.acknowledged
     return new and not file.handles and file.staged is not None
+
+
+def _slot(file: WrittenFile) -> str:
+    """Return where its bytes are, unless they are elsewhere as well: then the place is soon another file's."""
+    wanted = file.unlinked or (file.dirty and not file.acknowledged)
+    return file.staged.path.name if wanted and file.staged is not None else ""
 
 
 class Restorer:
@@ -182,7 +188,7 @@ class Restorer:
         )
         files = list(told.facts("file"))
         claimed = {file[_SERIAL] for _, file in files}
-        for number, said in files:
+        for number, said in reversed(files):  # of two with one place the later one has it
             self._restore_file(int(number), said, waiting, claimed)
         if journal is not None:  # uploaded, removed, or replaced
             journal.end([entry for entry, _ in waiting.values()])
