@@ -80,8 +80,13 @@ class Mount:
 
     def daemon_now(self) -> int:
         """The daemon of the moment, of a mount with a keeper."""
-        assert eventually(lambda: len(daemons(self.path)) > 1), "no daemon was started again"
-        now = daemons(self.path)
+        now: list[int] = []
+
+        def has_begun() -> bool:
+            now[:] = daemons(self.path)
+            return len(now) > 1 and now[0] != self.keeper  # as which it looks at first
+
+        assert eventually(has_begun), "no daemon was started again"
         self.pids = [*dict.fromkeys([*self.pids, *now])]
         return now[0]
 

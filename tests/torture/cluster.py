@@ -104,7 +104,8 @@ class Daemon:
     def kill_once(self) -> str:
         """Kill the daemon; return what happens then."""
         if self.is_kept:
-            for pid in daemons(self.path)[:-1][:1]:  # the last one is the keeper
+            comm = {pid: Path(f"/proc/{pid}/comm") for pid in daemons(self.path)}
+            for pid in [p for p, name in comm.items() if not _text(name).startswith("aisfs-")][:1]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return "a daemon was killed under its mount"
@@ -124,6 +125,13 @@ class Daemon:
             subprocess.run(["fusermount3", "-uz", self.path], check=False, timeout=60)
         eventually(lambda: not daemons(self.path))
         self.kill()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return "aisfs-ended"
 
 
 class Disk:
