@@ -571,7 +571,8 @@ def _serve(
     warnings.attach()
     try:
         plan = _plan(device, fd, volume, sharers)
-        outlives = mounts.can_outlive(plan)
+        # What is written would need the session of its daemon, which no other pod can go on with.
+        outlives = mounts.can_outlive(plan) and not plan.writing.writable
         keeping = keep_volume(device, fd, volume, plan, home) if outlives else None
         be_killed_first()
         trio.run(mounts.run, plan, reporter, warnings, None, keeping)
