@@ -76,7 +76,7 @@ class Mount:
     @property
     def keeper(self) -> int:
         """The process that starts the daemon again."""
-        return self.pids[1]
+        return self.process.pid if self.process is not None else self.pids[1]
 
     def daemon_now(self) -> int:
         """The daemon of the moment, of a mount with a keeper."""
