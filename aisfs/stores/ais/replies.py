@@ -116,6 +116,8 @@ _ENTRY_STATUS = 31
 _MOST_ENTRIES = 200_000
 """In one page, of which AIStore makes at most 10,000; an entry of five bytes takes 200 of memory."""
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+_MAYBE_NOT_UTF8 = (UnicodeDecodeError, msgspec.DecodeError)
+"""What msgspec says of text that is not UTF-8: the second one since 0.23, as of anything that is unreadable."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
@@ -381,7 +383,7 @@ def _decode_listing(
 def _decode_msgpack_listing(body: bytes) -> _Listing | _JsonListing:
     try:
         return _decode_msgpack(body)
-    except UnicodeDecodeError:
+    except _MAYBE_NOT_UTF8:
         raw = _decode_raw_msgpack(body)
         entries = [_entry_of_raw(entry) for entry in raw.entries or []]
         return _Listing(entries, _text(raw.token), raw.flags)
@@ -390,7 +392,9 @@ def _decode_msgpack_listing(body: bytes) -> _Listing | _JsonListing:
 def _decode_json_listing(body: bytes) -> _Listing | _JsonListing:
     try:
         return _decode_json(body)
-    except UnicodeDecodeError:
+    except _MAYBE_NOT_UTF8:
+        if _is_utf8(body):
+            raise
         value = json.loads(body.decode("utf-8", "surrogateescape"))
         return msgspec.convert(value, _JsonListing, strict=False)
 
