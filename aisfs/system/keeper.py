@@ -32,7 +32,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-PAUSES = (0.0, 0.0, 0.0, 0.5, 1.0, *[2.0] * 15)
+PAUSES = (*[0.0] * 5, *[1.0] * 5, *[2.0] * 10)
 """Seconds before each start in a row of daemons that died at once. After the last one the keeper gives up: readers wait
 meanwhile, for less than a minute."""
 AT_ONCE_SECONDS = 1.0
