@@ -228,6 +228,7 @@ def test_a_request_that_was_begun_is_carried_out_once(
             _, said = program.communicate(timeout=60)
         finally:
             program.kill()
+            program.wait()
         assert program.returncode == 0, said.decode()
         for name, text in AFTERWARDS[what].items():
             stored = place.stored(name)
@@ -386,6 +387,7 @@ def test_programs_see_no_error_while_the_daemon_is_killed(way: str, tmp_path: Pa
         finally:
             for program in programs:
                 program.kill()
+                program.communicate()
         flush(place)
         for name, content in known.items():
             assert place.stored(name) == content, name
