@@ -290,6 +290,7 @@ def test_a_new_member_of_a_shard_is_written_on(tmp_path: Path) -> None:
 WORKER = """if 1:
     import os, random, shutil, sqlite3, subprocess, sys
     root, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    ways = [int(way) for way in sys.argv[4]]
     os.chdir(root)
     rng, mine = random.Random(seed), f"w{seed}"
     os.mkdir(mine)
@@ -298,7 +299,7 @@ WORKER = """if 1:
     def change():
         name = f"f{rng.randrange(12)}"
         text = rng.randbytes(rng.choice([0, 10, 3000, 200000]))
-        way = rng.randrange(9)
+        way = rng.choice(ways)
         if way == 0:
             with open(name, "wb") as file:
                 file.write(text)
@@ -364,10 +365,12 @@ WORKER = """if 1:
 def test_programs_see_no_error_while_the_daemon_is_killed(way: str, tmp_path: Path) -> None:
     log = [RESTARTED, "was changed by somebody else", "closed files wait"]
     options = ["--write-back", "1"] if way == "back" else []
+    # An upload of the dead daemon may reach the cluster after the file was removed or renamed here: SEMANTICS 15.
+    ways = "014578" if way == "back" else "012345678"
     with writable(tmp_path, options=options, keeper=True, expected_log=log) as place:
         programs = [
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(place.path), str(seed), "120"],
+                [sys.executable, "-c", WORKER, str(place.path), str(seed), "120", ways],
                 stdout=subprocess.PIPE,
             )
             for seed in range(3)
