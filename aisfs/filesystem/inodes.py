@@ -684,7 +684,8 @@ class Inodes:
             known = self.table.known()
             moved = self.table.moved() | self._by_ino.keys() | self.salted.keys()
         now = ((ino, self.node(ino) if ino in self._by_ino else node) for ino, node in known)
-        length = log.rewrite(chain(records(now, moved), self.earlier.records(), others))
+        # What is known now comes last, as it wins: numbers of earlier daemons may have been renamed since.
+        length = log.rewrite(chain(self.earlier.records(), records(now, moved), others))
         with self._lock:
             log.end_rewrite(since, length)
 

@@ -190,3 +190,15 @@ def test_facts_handles_and_moved_numbers_outlast_a_rewrite(files: tuple[int, int
         since, others = log.begin_rewrite(), log.others()
         known = [(7, moved), (8, an_object(8, b"same")), (9, gone)]
         log.end_rewrite(since, log.rewrite([*records(known, {7}), *others]))
+
+
+def test_what_was_renamed_since_wins_over_what_earlier_daemons_noted(
+    files: tuple[int, int],
+) -> None:
+    """In the order in which `Inodes.shorten_log` writes."""
+    NumberLog(files).files([9], [an_object(9, b"before")])
+    log = NumberLog(files)
+    earlier = EarlierNumbers(log.read())
+    now = records([(9, an_object(9, b"after"))], {9})
+    log.end_rewrite(log.begin_rewrite(), log.rewrite([*earlier.records(), *now]))
+    assert EarlierNumbers(NumberLog(files).read()).get(9) == an_object(9, b"after")
