@@ -202,8 +202,7 @@ class _VolumeKeeper(Keeper):
             keeping = take_over(its.detach())
             _become_daemon(self._number, keeping)
             be_killed_first()
-            resume(keeping, lambda: (self._plan, GoingOn(), None))
-            code = 0
+            code = resume(keeping, lambda: (self._plan, GoingOn(), None))
         except Exception:
             log.exception("the daemon of a volume ended on a bug in aisfs, please report it")
         finally:
