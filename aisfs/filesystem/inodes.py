@@ -481,6 +481,11 @@ class Inodes:
             with self._lock:
                 self.log.fact(key, value)
 
+    def begins(self, *directories: int) -> None:
+        """Drop what is noted of the last change of names in some directories: it was answered, as the kernel asks for another."""
+        for directory in directories:
+            self.fact(f"change {directory}", None)
+
     def has_handle(self, handle: int) -> bool:
         """Return whether a file is open under a handle, as far as is noted."""
         return self.log is not None and handle in self.log.handles

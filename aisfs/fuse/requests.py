@@ -723,6 +723,7 @@ class WriteHandlers:
         what = CreateArgs(nodeid, *abi.created(message))
         if unique & abi.RESENT:
             return self._hand_over(unique, Opcode.CREATE, what, pid)
+        self._filesystem.inodes.begins(nodeid)
         try:
             if self._requests.try_create(unique, what):
                 return ANSWERED
@@ -734,9 +735,11 @@ class WriteHandlers:
         self, opcode: Opcode, unique: int, nodeid: int, message: memoryview, pid: int
     ) -> Reply | None:
         """Forward a change of names, but have it found out whether a daemon before has made it."""
-        if not unique & abi.RESENT:
-            return FORWARD
         what = AgainArgs(nodeid, *abi.name_change(opcode, message))
+        if not unique & abi.RESENT:
+            renamed = opcode in (Opcode.RENAME, Opcode.RENAME2)
+            self._filesystem.inodes.begins(nodeid, *what.numbers[:renamed])
+            return FORWARD
         return self._hand_over(unique, opcode, what, pid)
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:

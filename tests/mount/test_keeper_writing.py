@@ -242,6 +242,37 @@ def test_a_request_that_was_begun_is_carried_out_once(
         assert not place.unsent()
 
 
+TWICE = {
+    "rmdir": ("os.mkdir('x')", "os.rmdir('x')"),
+    "rename": ("open('x', 'w').close()", "os.rename('x', 'y')"),
+    "rename of a directory": ("os.mkdir('x')", "os.rename('x', 'y')"),
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_a_change_is_not_taken_for_the_one_before(what: str, tmp_path: Path) -> None:
+    make, change = TWICE[what]
+    with writable(tmp_path, keeper=True, faulty=True, expected_log=[RESTARTED]) as place:
+        assert place.server is not None
+        first = f"import os; os.chdir({str(place.path)!r}); "
+        python(f"{first}{make}; {change}; {make}")
+        # The store is asked what has the name, before the change is noted.
+        stall = {"action": "stall", "seconds": 600, "until_cleared": True, "times": -1}
+        place.server.faults([{"match": {"method": "HEAD", "path_contains": "x"}, **stall}])
+        program = subprocess.Popen([sys.executable, "-c", first + change], stderr=subprocess.PIPE)
+        try:
+            assert eventually(place.server.held)
+            kill(place.mount)
+            place.server.faults([])
+            _, said = program.communicate(timeout=60)
+        finally:
+            program.kill()
+            program.communicate()
+        assert program.returncode == 0, said.decode()
+        shown = python("import os, sys; print(os.listdir(sys.argv[1]))", place.path).decode()
+        assert "'x'" not in shown
+
+
 def test_a_large_file_is_written_on_and_closed_when_the_store_has_it(tmp_path: Path) -> None:
     options = ["--part-size", "8MiB"]
     with writable(tmp_path, options=options, keeper=True, expected_log=[RESTARTED]) as place:
