@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
@@ -45,6 +45,8 @@ from aisfs.filesystem.written import NameChange, Names, WrittenFile
 from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
+
+_NoteVersion = Callable[[ObjectInfo], None]
 
 
 class DirectoryRenamer:
@@ -313,22 +315,27 @@ class Renamer:
             await self._restore(found)
             version = spelled_version(found.node.info)
             with (
-                self._noted(parent, "unlink", os.fsdecode(name), version),
+                self._noted(parent, "unlink", os.fsdecode(name), version) as note_version,
                 self._shut(found.node, change),
             ):
-                await self._remove(found.node)
+                await self._remove(found.node, note_version)
                 self._touch(where)
         self._committer.invalidate_aliases(
             parent, listing.entry_name(where.prefix, found.node.info.key)
         )
 
     @contextmanager
-    def _noted(self, parent: int, *what: object) -> Iterator[None]:
-        """Note that a change begins in a directory, and then that it was carried out: see `Again`."""
+    def _noted(self, parent: int, *what: object) -> Iterator[_NoteVersion]:
+        """Note that a change begins in a directory, and then that it was carried out: see `Again`.
+
+        The last of what is noted may be a version; if another one is changed, that can be said meanwhile.
+        """
         key = f"change {parent}"
         self._inodes.fact(key, [*what, False])
         try:
-            yield
+            yield lambda version: self._inodes.fact(
+                key, [*what[:-1], spelled_version(version), False]
+            )
         except AisfsError:
             self._inodes.fact(key, None)
             raise
@@ -356,13 +363,15 @@ class Renamer:
         async with self._filesystem.name_changes.changing(affected) as change:
             yield change
 
-    async def _remove(self, node: ObjectNode) -> None:
+    async def _remove(self, node: ObjectNode, note_version: _NoteVersion) -> None:
         file = await self._detach(node)
         if file is None:
             await self._writer.remove(node.bucket, node.info.key)
             self._overlay.remove(node.bucket, node.info.key)
         else:
             async with file.lock:
+                if file.base is not None:  # it may have been uploaded just now
+                    note_version(file.base)
                 if file.base is not None or file.may_be_stored:
                     await self._writer.remove(node.bucket, node.info.key)
                 with self._overlay.namespace_lock:
@@ -508,8 +517,10 @@ class Renamer:
         version = spelled_version(found.node.info) if isinstance(found.node, ObjectNode) else None
         file = self._inodes.current(found.node) if isinstance(found.node, ObjectNode) else None
         ino = self._inodes.number(found.node) if file is None else file.ino
-        with self._noted(parent, *what, ino, version):
-            await self._move(found, victim, key, new_parent, new_name, only_new, change)
+        with self._noted(parent, *what, ino, version) as note_version:
+            await self._move(
+                found, victim, key, new_parent, new_name, only_new, change, note_version
+            )
         self._touch(where)
         self._touch(target)
 
@@ -522,15 +533,15 @@ class Renamer:
         new_name: bytes,
         only_new: bool,
         change: NameChange,
+        note_version: _NoteVersion,
     ) -> None:
         if isinstance(found.node, ObjectNode):
+            move = partial(self._rename_file, found.node, key, new_parent, new_name, note_version)
             if victim is None:
-                await self._rename_file(
-                    found.node, None, key, new_parent, new_name, only_new=only_new
-                )
+                await move(None, only_new=only_new)
             elif isinstance(victim.node, ObjectNode):
                 with self._shut(victim.node, change):
-                    await self._rename_file(found.node, victim.node, key, new_parent, new_name)
+                    await move(victim.node)
             else:
                 self._committer.invalidate(new_parent, new_name)
                 raise IsADirectory(f"{found.node.bucket}/{key} is a directory")
@@ -543,10 +554,11 @@ class Renamer:
     async def _rename_file(
         self,
         node: ObjectNode,
-        victim: ObjectNode | None,
         key: str,
         parent: int,
         name: bytes,
+        note_version: _NoteVersion,
+        victim: ObjectNode | None,
         *,
         only_new: bool = False,
     ) -> None:
@@ -568,6 +580,7 @@ class Renamer:
                 await self._committer.commit_locked(file)
             known = node.info if file is None else file.base
             assert known is not None, "what was committed is in the store"
+            note_version(known)
             with self._filesystem.noticing_change(node):
                 info = await self._writer.rename(node.bucket, node.info.key, key, expected=known)
             with self._overlay.namespace_lock:
