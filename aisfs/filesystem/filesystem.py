@@ -237,6 +237,10 @@ class FileSystem:
             Stale: it is another version now, or gone.
             AisfsError: the store cannot say now.
         """
+        settle = self.inodes.unsettled.get(ino)
+        if settle is not None:
+            await settle()
+            return
         if not self.inodes.is_earlier(ino):
             return
         slot = slot_of(ino)

@@ -18,7 +18,7 @@ whenever a directory is opened, and the reply says whether to drop what it holds
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -399,6 +399,8 @@ class Inodes:
         self.log: NumberLog | None = None
         """Where is noted what the kernel knows, for the next daemon of the mount."""
         self.earlier = EarlierNumbers(b"")
+        self.unsettled: dict[int, Callable[[], Awaitable[None]]] = {}
+        """Finds out what an earlier daemon has stored of a written file, by its number."""
         """What the kernel knows from the daemons before."""
         self.forgotten: Forgotten | None = None
         """What it has forgotten, and a file handle may name."""
@@ -648,7 +650,9 @@ class Inodes:
         self.earlier, self.log = EarlierNumbers(log.read(), log), log
 
     def is_earlier(self, ino: int) -> bool:
-        """Return whether only an earlier daemon has known a number so far."""
+        """Return whether only an earlier daemon has known a number so far, or what has become of its written file."""
+        if ino in self.unsettled:
+            return True
         slot = slot_of(ino)
         return slot in self.earlier and self.table.get(slot) is None
 
@@ -733,6 +737,11 @@ class Inodes:
             return file
         self.files.unname(file)  # another client wrote another version
         return None
+
+    def current_number(self, node: Node) -> int:
+        """Return the number of a node, or of the written file that its name stands for in this mount."""
+        file = self.current(node) if isinstance(node, ObjectNode) else None
+        return self.number(node) if file is None else file.ino
 
     def attr(self, node: Node, ino: int) -> Attr:
         """Describe what is not in a shard, and not written here."""

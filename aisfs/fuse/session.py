@@ -248,8 +248,8 @@ class FastPathSession:
             )
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)
-        unknown = None
-        if self._takeover is not None and len(self._filesystem.inodes.earlier):
+        unknown, inodes = None, self._filesystem.inodes
+        if self._takeover is not None and (len(inodes.earlier) or inodes.unsettled):
             unknown = UnknownNumbers(self._filesystem, pending, self._metrics)
         negotiation = Negotiation(
             handlers.initialise,

@@ -391,7 +391,7 @@ async def _build(
     if keeping is not None:
         await _keep(keeping, services, filesystem, launch)
         if write is not None and keeping.takeover is not None:
-            write.restorer.restore(operations.handles.restore)
+            write.restorer.restore(operations.handles.restore, write.committer)
             services.nursery.start_soon(write.restorer.settle, write.committer)
     return _build_fast_path(services, operations, filesystem, write, keeping)
 

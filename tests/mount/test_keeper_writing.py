@@ -281,6 +281,28 @@ def test_a_change_is_not_taken_for_the_one_before(what: str, tmp_path: Path) -> 
         assert "'x'" not in shown
 
 
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_a_file_that_was_being_uploaded_is_changed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    (tmp_path / "store" / "b" / "old").write_bytes(b"old content")
+    options = ["--write-back", "1"]
+    with writable(
+        tmp_path, options=options, keeper=True, faulty=True, expected_log=[RESTARTED]
+    ) as place:
+        assert place.server is not None
+        match = {"method": "PUT", "path_contains": name, **AT_TARGET}
+        place.server.faults([{"match": match, **MOMENTS["carried out"]}])
+        write = "import sys; file = open(sys.argv[1], sys.argv[2]); file.write(sys.argv[3]); file.close()"
+        python(write, place.path / name, "w", "one")
+        assert eventually(place.server.held)
+        kill(place.mount)
+        place.server.faults([])
+        python(write, place.path / name, "a", " and two")
+        flush(place)
+        assert place.stored(name) == b"one and two"
+        assert not place.unsent()
+
+
 def test_a_large_file_is_written_on_and_closed_when_the_store_has_it(tmp_path: Path) -> None:
     options = ["--part-size", "8MiB"]
     with writable(tmp_path, options=options, keeper=True, expected_log=[RESTARTED]) as place:

@@ -127,16 +127,17 @@ class Again:
         """Remove a file."""
         noted = self._noted(parent, "unlink", os.fsdecode(name))
         if noted is not None:
-            [version], done = noted
+            [ino, version], done = noted
             if done:
                 return
             found = await self._find(parent, name)
             if found is None:
                 self._unlinked(parent, name)
                 return
-            now = found.node
-            if isinstance(now, ObjectNode) and not now.info.same_content(ObjectInfo(*version)):
-                return  # another client has made it since
+            match found.node:
+                case ObjectNode(_, info) if self._inodes.current_number(found.node) != ino:
+                    if not info.same_content(ObjectInfo(*version)):
+                        return  # another client has made it since
         await self._names.unlink(parent, name)
 
     def _unlinked(self, parent: int, name: bytes) -> None:

@@ -9,6 +9,7 @@ files: when their time has come, on request, and at the end of the mount.
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -381,6 +382,11 @@ class Committer:
             if not file.acknowledged or lasts(error):  # else it goes on waiting
                 file.failed = error
             raise
+        self._stored(file, info)
+        return True
+
+    def _stored(self, file: WrittenFile, info: ObjectInfo) -> None:
+        """Know that the store has all of a file; called with its lock held."""
         if file.staged is not None:
             file.staged.mark_clean()
         with self._overlay.namespace_lock:
@@ -392,21 +398,35 @@ class Committer:
         note(self._inodes, file)
         self.end_waiting(file)
         note(self._inodes, file)
-        return True
+
+    async def find_stored(self, file: WrittenFile) -> None:
+        """Find out whether a daemon before has stored a file, before it is changed: then that would not be known any more.
+
+        If the store cannot say now, its next commit asks again.
+        """
+        try:
+            async with file.lock:
+                if file.dirty and not file.unlinked and (known := await self._stored_before(file)):
+                    self._stored(file, known)
+        except AisfsError as error:
+            log.warning(
+                "%s/%s: it is not known whether it is stored: %s", file.bucket, file.key, error
+            )
+        finally:
+            self._inodes.unsettled.pop(file.ino, None)
 
     async def _stored_before(self, file: WrittenFile) -> ObjectInfo | None:
         """Return the version in the store that a daemon before has made of these very bytes, if it has."""
         content = file.staged or file.entry
         if not (file.resumed and file.may_be_stored) or content is None:
             return None
-        file.resumed = False
-        try:
+        stored = None
+        with suppress(NotFound):
             now = await self._writer.head(file.bucket, file.key)
-        except NotFound:
-            return None
-        if file.base is not None and now.same_content(file.base):
-            return None
-        return now if await is_content(now, content.content()) else None
+            changed = file.base is None or not now.same_content(file.base)
+            stored = now if changed and await is_content(now, content.content()) else None
+        file.resumed = False
+        return stored
 
     async def _upload(self, file: WrittenFile) -> ObjectInfo:
         staged, written = file.staged, file.staged or file.entry

@@ -313,9 +313,9 @@ class Renamer:
             if not isinstance(found.node, ObjectNode):
                 raise IsADirectory(f"{os.fsdecode(name)!r} is a directory")
             await self._restore(found)
-            version = spelled_version(found.node.info)
+            what = "unlink", os.fsdecode(name), self._inodes.current_number(found.node)
             with (
-                self._noted(parent, "unlink", os.fsdecode(name), version) as note_version,
+                self._noted(parent, *what, spelled_version(found.node.info)) as note_version,
                 self._shut(found.node, change),
             ):
                 await self._remove(found.node, note_version)
@@ -515,8 +515,7 @@ class Renamer:
         await self._restore(found, victim)
         what = "rename", os.fsdecode(name), new_parent, os.fsdecode(new_name)
         version = spelled_version(found.node.info) if isinstance(found.node, ObjectNode) else None
-        file = self._inodes.current(found.node) if isinstance(found.node, ObjectNode) else None
-        ino = self._inodes.number(found.node) if file is None else file.ino
+        ino = self._inodes.current_number(found.node)
         with self._noted(parent, *what, ino, version) as note_version:
             await self._move(
                 found, victim, key, new_parent, new_name, only_new, change, note_version

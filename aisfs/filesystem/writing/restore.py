@@ -69,6 +69,10 @@ class Committer(Protocol):
         """Free what a file has here."""
         ...
 
+    def find_stored(self, file: WrittenFile) -> Awaitable[None]:
+        """Find out whether a daemon before has stored it."""
+        ...
+
 
 @any_thread
 def note(inodes: Inodes, file: WrittenFile) -> None:
@@ -169,11 +173,12 @@ class Restorer:
         attributes = self._inodes.directory_attributes.of(bucket, prefix)
         self._inodes.fact(f"place {key}", [state, *attributes] if state else None)
 
-    def restore(self, keep: Callable[[int, OpenFile], None]) -> None:
+    def restore(self, keep: Callable[[int, OpenFile], None], committer: Committer) -> None:
         """Know everything again, before the first request.
 
         Args:
             keep: Given each handle that is in a table, and what it is now.
+            committer: Asks the store what has become of uploads, before requests about such a file are carried out.
         """
         told = self._inodes.log
         assert told is not None, "there was a daemon before"
@@ -197,6 +202,8 @@ class Restorer:
         self._writer.staging.tidy_found()
         for each in self._files.by_ino.values():
             note(self._inodes, each)
+            if each.may_be_stored:
+                self._inodes.unsettled[each.ino] = partial(committer.find_stored, each)
 
     async def settle(self, committer: Committer) -> None:
         """Upload, keep or drop what nobody has open."""
