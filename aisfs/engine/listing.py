@@ -405,7 +405,7 @@ class Lister:
         """Believe a listing from now on. Does not wait after that."""
         while True:
             last = self.cache.last_listing(directory)
-            finish = partial(_finish, builder, last)
+            finish = partial(_finish, builder, last, self.overlay.order_of(directory))
             listing, changed = await _work(len(builder), finish)
             if self.cache.last_listing(directory) == last:
                 break  # else offsets could be used twice, or news be lost
@@ -482,10 +482,12 @@ def _size(page: Page) -> int:
     return len(page.objects) + len(page.directories)
 
 
-def _finish(builder: ListingBuilder, last: Dated[Listing] | None) -> tuple[Listing, list[bytes]]:
-    """Make the listing that follows `last`; return also what differs from what is believed."""
+def _finish(
+    builder: ListingBuilder, last: Dated[Listing] | None, order: Listing | None
+) -> tuple[Listing, list[bytes]]:
+    """Make the listing that follows `last`, or else is ordered like `order`; return also what differs from what is believed."""
     if last is None:
-        return builder.finish(), []
+        return builder.finish(order), []
     listing = builder.finish(last.value)
     if last.expires != float("-inf"):  # its time was over: nobody believes it any more
         return listing, []

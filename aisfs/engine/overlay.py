@@ -152,6 +152,10 @@ CHECKED = 8
 """Names asked for of those that a listing lacks. A cut listing lacks all behind the cut, so the first
 and the last of them tell."""
 
+ORDERS_MAX = 64
+"""Directories whose order is noted: more are hardly read at once."""
+ORDERED_MAX = 1000
+"""Names of such a directory."""
 SECOND_ANSWER_SECONDS = 1.0
 """How long to wait whether a name that stands for something stands for something else, too."""
 
@@ -392,6 +396,10 @@ class Overlay:
         """Listings under way."""
         self.note: Callable[[Bucket, str, str], None] = lambda *_: None
         """Told of each directory that is `held` here, is `gone`, or, empty, is what the store says of it."""
+        self._orders: LRUCache[DirectoryId, Listing] = LRUCache(ORDERS_MAX)
+        """How directories were listed here last, perhaps by a daemon before."""
+        self.note_order: Callable[[Bucket, str, Listing | None], None] | None = None
+        """Told of that, for the next daemon."""
         self.namespace_lock = ranked_rlock(Rank.NAMESPACE)
         """Held by the trio thread while it changes, perhaps in several steps but never waiting, what
         names stand for in this mount; and by another thread while it asks what they stand for."""
@@ -525,10 +533,34 @@ class Overlay:
                 if change.expires is None or now < change.expires
             }
         present = {n: listed for n, listed in valid.items() if not isinstance(listed, _Absent)}
-        previous = dated.value if known.merged is None else known.merged[2]
+        before = self.order_of(directory) if known.merged is None else known.merged[2]
+        previous = dated.value if before is None else before
         both = dated.value.with_changes(present, valid.keys() - present.keys(), previous)
         known.merged = (dated.value, last, both)
         return Dated(both, dated.expires)
+
+    @any_thread
+    def given(self, directory: DirectoryId, listing: Listing) -> None:
+        """Have it noted in what order the kernel is given a directory: it may read on with the next daemon of the mount."""
+        if self.note_order is None or listing.is_first or len(listing) > ORDERED_MAX:
+            return
+        with self.namespace_lock:
+            if self._orders.get(directory) is listing:
+                return
+            if directory not in self._orders and len(self._orders) == ORDERS_MAX:
+                oldest, _ = self._orders.popitem()
+                self.note_order(*oldest, None)
+            self._orders[directory] = listing
+            self.note_order(*directory, listing)
+
+    def order_of(self, directory: DirectoryId) -> Listing | None:
+        """Return what the first listing of a directory is ordered like, if a daemon before has listed it."""
+        with self.namespace_lock:
+            return self._orders.get(directory)
+
+    def restore_order(self, directory: DirectoryId, order: Listing) -> None:
+        """Know how a daemon before has listed a directory."""
+        self._orders[directory] = order
 
     def shows(self, directory: DirectoryId, listing: Listing, name: bytes) -> bool:
         """Return whether this mount shows already what a listing says of a name."""

@@ -389,6 +389,7 @@ class Tree:
     def _in_listing(self, node: DirectoryNode, ino: int, listing: Dated[Listing]) -> Children:
         entries = partial(self._entries, node, ino, listing)
         objects = partial(self._objects, node.bucket, listing.value)
+        self._lister.overlay.given((node.bucket, node.prefix), listing.value)
         return Children(entries, listing.expires, objects)
 
     def _entries(

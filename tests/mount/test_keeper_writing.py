@@ -303,6 +303,42 @@ def test_a_file_that_was_being_uploaded_is_changed(name: str, tmp_path: Path) ->
         assert not place.unsent()
 
 
+def test_a_directory_is_read_on(place: Writable) -> None:
+    do(
+        place,
+        """
+    import ctypes
+    def read(directory):
+        buffer, at, names = ctypes.create_string_buffer(120), 0, []
+        length = ctypes.CDLL(None).syscall(217, directory, buffer, len(buffer))
+        while at < length:
+            record = buffer.raw[at : at + int.from_bytes(buffer.raw[at + 16 : at + 18], "little")]
+            names.append(record[19:].partition(b"\\0")[0].decode())
+            at += len(record)
+        return names
+    made = [f"{number % 5}-{number}" for number in range(20)]
+    for name in made:
+        open(name, "x").close()
+    for name in made[::3]:
+        os.unlink(name)
+        made.remove(name)
+    os.listdir(".")
+    for name in ("a", "0", "z"):
+        open(name, "x").close()
+        made.append(name)
+    directory = os.open(".", os.O_RDONLY)
+    shown, dead = [], False
+    while (some := read(directory)):
+        shown += some
+        if len(shown) > 9 and not dead:
+            die()
+            dead = True
+    assert sorted(shown) == sorted(os.listdir("."))
+    assert set(made) < set(shown)
+    """,
+    )
+
+
 def test_a_large_file_is_written_on_and_closed_when_the_store_has_it(tmp_path: Path) -> None:
     options = ["--part-size", "8MiB"]
     with writable(tmp_path, options=options, keeper=True, expected_log=[RESTARTED]) as place:

@@ -386,7 +386,7 @@ Wanted = Callable[[str], bool]
 class Listing:
     """One complete listing; immutable once built."""
 
-    __slots__ = ("_entries", "_names", "_offsets", "refused")
+    __slots__ = ("_entries", "_names", "_offsets", "is_first", "refused")
 
     def __init__(
         self,
@@ -398,11 +398,26 @@ class Listing:
         self._entries = entries
         self.refused = refused
         """How many keys are not shown, by reason."""
+        self.is_first = previous is None
+        """Whether its order is the store's, and owes nothing to listings before."""
         if previous is None:
             self._names = _listed(entries)
             self._offsets = array("Q", range(1, len(self._names) + 1))
         else:
             self._names, self._offsets = _merge(previous, entries)
+            self.is_first = previous.is_first and self._names is previous._names
+
+    @classmethod
+    def of_order(cls, names: list[bytes], offsets: Iterable[int]) -> "Listing":
+        """Return what only a later listing is to be ordered like; see `order`."""
+        listing = cls(dict.fromkeys(names), Counter())
+        listing._offsets, listing.is_first = array("Q", offsets), False
+        return listing
+
+    @property
+    def order(self) -> tuple[Sequence[bytes], Sequence[int]]:
+        """Names and their offsets."""
+        return self._names, self._offsets
 
     def with_changes(
         self, present: Mapping[bytes, Listed], absent: Collection[bytes], previous: "Listing"

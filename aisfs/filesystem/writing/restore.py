@@ -6,6 +6,7 @@ journal once its close was acknowledged. What the store has is found out when th
 
     file <number>      what a written file is, until it is at rest; then its number stands for the version in the store
     place <bucket…>    a directory that only this mount knows, or that only the store lists
+    order <bucket…>    names and offsets of a directory, as the kernel reads it: see `core.names.listing`
     change <number>    the last removal or rename in a directory: see `Again`
 """
 
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 import trio
 
+from aisfs.core.names.listing import Listing
 from aisfs.engine.disk import unattended
 from aisfs.engine.overlay import Overlay
 from aisfs.engine.writing.journal import JournalEntry
@@ -166,12 +168,21 @@ class Restorer:
         self._readers = readers
         self._wait = wait
         overlay.note = self._note_place
+        overlay.note_order = self._note_order
 
     def _note_place(self, bucket: Bucket, prefix: str, state: str) -> None:
         """Note that a directory is `held` here, or `gone`; empty if the store knows it."""
         key = json.dumps([spelled_bucket(bucket), prefix])
         attributes = self._inodes.directory_attributes.of(bucket, prefix)
         self._inodes.fact(f"place {key}", [state, *attributes] if state else None)
+
+    def _note_order(self, bucket: Bucket, prefix: str, listing: Listing | None) -> None:
+        if self._inodes.log is None:
+            return
+        names, offsets = listing.order if listing is not None else ([], [])
+        order = [[os.fsdecode(name) for name in names], list(offsets)]
+        key = json.dumps([spelled_bucket(bucket), prefix])
+        self._inodes.fact(f"order {key}", order if listing is not None else None)
 
     def restore(self, keep: Callable[[int, OpenFile], None], committer: Committer) -> None:
         """Know everything again, before the first request.
@@ -187,6 +198,10 @@ class Restorer:
         for key, place in list(told.facts("place")):
             spelled_place, prefix = json.loads(key)
             self._restore_place(to_bucket(spelled_place), prefix, *place)
+        for key, (names, offsets) in list(told.facts("order")):
+            spelled_place, prefix = json.loads(key)
+            order = Listing.of_order([os.fsencode(name) for name in names], offsets)
+            self._overlay.restore_order((to_bucket(spelled_place), prefix), order)
         journal = self._writer.staging.journal
         waiting = (
             {entry.serial: (entry, record) for entry, record in journal.found} if journal else {}
