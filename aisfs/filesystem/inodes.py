@@ -59,9 +59,17 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
-from aisfs.filesystem.takeover import EarlierNumbers, Forgotten, NumberLog, records
+from aisfs.filesystem.takeover import (
+    EarlierNumbers,
+    Forgotten,
+    NumberLog,
+    records,
+    spelled_place,
+    to_place,
+)
 from aisfs.filesystem.trees import Found, FoundMember, Names, Objects
 from aisfs.filesystem.written import DirectoryAttributes, WrittenFile, WrittenFiles
+from aisfs.model import Bucket
 from aisfs.stores.posix_metadata import mtime_of, with_type
 from aisfs.system.locks import Rank, ranked_lock
 from aisfs.system.threads import any_thread
@@ -648,6 +656,16 @@ class Inodes:
     def take_over(self, log: NumberLog) -> None:
         """Note from now on what the kernel knows, which begins with what `log` has."""
         self.earlier, self.log = EarlierNumbers(log.read(), log), log
+        self._make.mounted_at_ns = log.get("mounted") or self._make.mounted_at_ns
+        log.fact("mounted", self._make.mounted_at_ns)
+        for key, kept in list(log.facts("attributes")):
+            self.directory_attributes.keep(*to_place(key), *kept)
+        self.directory_attributes.note = self._note_attributes
+
+    def _note_attributes(
+        self, bucket: Bucket, prefix: str, kept: tuple[int | None, int | None] | None
+    ) -> None:
+        self.fact(f"attributes {spelled_place(bucket, prefix)}", kept)
 
     def is_earlier(self, ino: int) -> bool:
         """Return whether only an earlier daemon has known a number so far, or what has become of its written file."""

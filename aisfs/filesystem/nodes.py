@@ -232,11 +232,13 @@ class AttrMaker:
     def __init__(self, settings: TreeSettings, mounted_at_ns: int) -> None:
         """Directories without a time of their own show the time of the mount."""
         self._settings = settings
-        self._mounted_at_ns = mounted_at_ns
+        self._began_ns = mounted_at_ns
+        self.mounted_at_ns = mounted_at_ns
+        """When the mount began, perhaps with another daemon."""
 
     def wall_ns(self, seconds: float) -> int:
-        """Return the time of day so many seconds after the mount."""
-        return self._mounted_at_ns + int(seconds * 1e9)
+        """Return the time of day so many seconds after this daemon began."""
+        return self._began_ns + int(seconds * 1e9)
 
     def directory(
         self,
@@ -247,7 +249,7 @@ class AttrMaker:
     ) -> Attr:
         """Describe a directory; without `permissions` it has those of the mount."""
         settings = self._settings
-        mtime = self._mounted_at_ns if mtime_ns is None else mtime_ns
+        mtime = self.mounted_at_ns if mtime_ns is None else mtime_ns
         mode = stat.S_IFDIR | (settings.dir_mode if permissions is None else permissions)
         return Attr(ino, mode, BLOCK_SIZE, mtime, settings.uid, settings.gid, timeout)
 

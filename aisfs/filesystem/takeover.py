@@ -433,6 +433,17 @@ def spelled_bucket(bucket: Bucket) -> list[str]:
     return [bucket.name, bucket.provider.value, bucket.namespace, bucket.path]
 
 
+def spelled_place(bucket: Bucket, prefix: str) -> str:
+    """Return a directory of a bucket, for the key of a fact."""
+    return json.dumps([spelled_bucket(bucket), prefix])
+
+
+def to_place(said: str) -> tuple[Bucket, str]:
+    """Return the directory that was spelled."""
+    bucket, prefix = json.loads(said)
+    return to_bucket(bucket), prefix
+
+
 def to_bucket(said: list[str]) -> Bucket:
     """Return the bucket that was spelled."""
     name, provider, namespace, path = said

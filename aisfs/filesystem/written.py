@@ -331,6 +331,9 @@ class WrittenFiles:
 DIRECTORIES_MAX = 100_000
 
 
+_ModeAndTime = tuple[int | None, int | None]
+
+
 class DirectoryAttributes:
     """Modes that were set in this mount, and times when entries changed or that were set.
 
@@ -341,13 +344,13 @@ class DirectoryAttributes:
 
     def __init__(self) -> None:
         """Start with none."""
-        self._kept: FIFOCache[tuple[Bucket, str], tuple[int | None, int | None]] = FIFOCache(
-            DIRECTORIES_MAX
-        )
+        self._kept: FIFOCache[tuple[Bucket, str], _ModeAndTime] = FIFOCache(DIRECTORIES_MAX)
         self._lock = ranked_lock(Rank.DIRECTORY_ATTRIBUTES)
+        self.note: Callable[[Bucket, str, _ModeAndTime | None], None] = lambda *_: None
+        """Told of what is kept from now on, or no more, for the next daemon of the mount."""
 
     @any_thread
-    def of(self, bucket: Bucket, prefix: str) -> tuple[int | None, int | None]:
+    def of(self, bucket: Bucket, prefix: str) -> _ModeAndTime:
         """Return mode and time of a directory, each None if it is not known."""
         try:
             return self._kept[bucket, prefix]  # one step; `get` is two
@@ -357,19 +360,31 @@ class DirectoryAttributes:
     def keep(self, bucket: Bucket, prefix: str, mode: int | None, mtime_ns: int | None) -> None:
         """Remember both."""
         with self._lock:
-            self._kept[bucket, prefix] = mode, mtime_ns
+            self._keep(bucket, prefix, mode, mtime_ns)
+
+    def _keep(self, bucket: Bucket, prefix: str, mode: int | None, mtime_ns: int | None) -> None:
+        if (bucket, prefix) not in self._kept and len(self._kept) == DIRECTORIES_MAX:
+            oldest, _ = self._kept.popitem()
+            self.note(*oldest, None)
+        self._kept[bucket, prefix] = mode, mtime_ns
+        self.note(bucket, prefix, (mode, mtime_ns))
 
     @any_thread
     def touch(self, bucket: Bucket, prefix: str) -> None:
         """Record that an entry of a directory was made, removed or replaced just now."""
         with self._lock:
             mode, _ = self.of(bucket, prefix)
-            self._kept[bucket, prefix] = mode, time.time_ns()
+            self._keep(bucket, prefix, mode, time.time_ns())
 
     def drop(self, bucket: Bucket, prefix: str) -> None:
         """Forget those of a directory that was removed."""
         with self._lock:
-            self._kept.pop((bucket, prefix), None)
+            self._drop(bucket, prefix)
+
+    def _drop(self, bucket: Bucket, prefix: str) -> _ModeAndTime | None:
+        dropped = self._kept.pop((bucket, prefix), None)
+        self.note(bucket, prefix, None)
+        return dropped
 
     def rename(self, bucket: Bucket, prefix: str, new_prefix: str) -> None:
         """Move those of a directory, and of all below it, to another name, where nothing is left."""
@@ -377,8 +392,9 @@ class DirectoryAttributes:
         with self._lock:
             for at, old in list(self._kept):
                 if at == bucket and old.startswith(prefix):
-                    renamed = new_prefix + old[len(prefix) :]
-                    self._kept[bucket, renamed] = self._kept.pop((bucket, old))
+                    kept = self._drop(bucket, old)
+                    assert kept is not None, "it was listed"
+                    self._keep(bucket, new_prefix + old[len(prefix) :], *kept)
 
 
 Names = frozenset[tuple[Bucket, str]]

@@ -127,6 +127,7 @@ def test_a_program_may_hold_what_was_never_read(server: RunningServer, mountpoin
             import os, signal, sys
             os.chdir(sys.argv[1] + "/deep/er")
             fds = {name: os.open(name, os.O_RDONLY) for name in os.listdir(".")}
+            times = [os.stat(place).st_mtime_ns for place in (".", "..", "../..")]
             for _ in range(3):
                 for pid in sys.argv[2:]:
                     os.kill(int(pid), signal.SIGKILL)
@@ -135,6 +136,7 @@ def test_a_program_may_hold_what_was_never_read(server: RunningServer, mountpoin
                     assert os.fstat(fd).st_size == len(name + " ") * 997
                 sys.argv[2:] = []
             assert len(os.listdir(".")) == 40
+            assert [os.stat(place).st_mtime_ns for place in (".", "..", "../..")] == times
             """,
             mountpoint,
             mount.daemon_now(),

@@ -130,9 +130,14 @@ def test_what_was_closed_renamed_or_made_is_there(place: Writable) -> None:
     os.rename("dir", "dir2")
     kept = os.open("dir2/in", os.O_RDONLY)
     os.chdir("made")
-    numbers = {name: os.stat(name).st_ino for name in (".", "full", "../closed", "../renamed again")}
+    os.chmod("../dir2", 0o750)
+    os.utime("../dir2", (7, 7))
+    def said(name):
+        found = os.stat(name)
+        return found.st_ino, found.st_mode, found.st_mtime_ns
+    shown = {name: said(name) for name in (".", "..", "../dir2", "full", "../closed", "../renamed again")}
     die()
-    assert {name: os.stat(name).st_ino for name in numbers} == numbers
+    assert {name: said(name) for name in shown} == shown
     os.chdir("..")
     assert os.stat("made/empty").st_mode & 0o777 == 0o700
     names = ["closed", "dir2", "made", "other", "renamed again", "turned"]

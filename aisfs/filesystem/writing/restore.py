@@ -10,7 +10,6 @@ journal once its close was acknowledged. What the store has is found out when th
     change <number>    the last removal or rename in a directory: see `Again`
 """
 
-import json
 import logging
 import os
 from collections import Counter
@@ -30,7 +29,13 @@ from aisfs.errors import AisfsError, Stale, Unavailable
 from aisfs.filesystem.handles import OpenFile
 from aisfs.filesystem.inodes import Inodes
 from aisfs.filesystem.nodes import ObjectNode
-from aisfs.filesystem.takeover import spelled_bucket, spelled_version, to_bucket
+from aisfs.filesystem.takeover import (
+    spelled_bucket,
+    spelled_place,
+    spelled_version,
+    to_bucket,
+    to_place,
+)
 from aisfs.filesystem.written import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.system.threads import any_thread
@@ -172,17 +177,15 @@ class Restorer:
 
     def _note_place(self, bucket: Bucket, prefix: str, state: str) -> None:
         """Note that a directory is `held` here, or `gone`; empty if the store knows it."""
-        key = json.dumps([spelled_bucket(bucket), prefix])
-        attributes = self._inodes.directory_attributes.of(bucket, prefix)
-        self._inodes.fact(f"place {key}", [state, *attributes] if state else None)
+        self._inodes.fact(f"place {spelled_place(bucket, prefix)}", state or None)
 
     def _note_order(self, bucket: Bucket, prefix: str, listing: Listing | None) -> None:
         if self._inodes.log is None:
             return
         names, offsets = listing.order if listing is not None else ([], [])
         order = [[os.fsdecode(name) for name in names], list(offsets)]
-        key = json.dumps([spelled_bucket(bucket), prefix])
-        self._inodes.fact(f"order {key}", order if listing is not None else None)
+        key = f"order {spelled_place(bucket, prefix)}"
+        self._inodes.fact(key, order if listing is not None else None)
 
     def restore(self, keep: Callable[[int, OpenFile], None], committer: Committer) -> None:
         """Know everything again, before the first request.
@@ -195,13 +198,11 @@ class Restorer:
         assert told is not None, "there was a daemon before"
         for ino, node in self._inodes.earlier.nodes():
             self._inodes.restored(ino, node)
-        for key, place in list(told.facts("place")):
-            spelled_place, prefix = json.loads(key)
-            self._restore_place(to_bucket(spelled_place), prefix, *place)
+        for key, state in list(told.facts("place")):
+            self._overlay.restore(*to_place(key), state)
         for key, (names, offsets) in list(told.facts("order")):
-            spelled_place, prefix = json.loads(key)
             order = Listing.of_order([os.fsencode(name) for name in names], offsets)
-            self._overlay.restore_order((to_bucket(spelled_place), prefix), order)
+            self._overlay.restore_order(to_place(key), order)
         journal = self._writer.staging.journal
         waiting = (
             {entry.serial: (entry, record) for entry, record in journal.found} if journal else {}
@@ -233,13 +234,6 @@ class Restorer:
             if _is_half_made(file):
                 committer.discard(file, Stale("its maker has ended"))
                 committer.let_go(file)
-
-    def _restore_place(
-        self, bucket: Bucket, prefix: str, state: str, mode: int | None, mtime_ns: int | None
-    ) -> None:
-        self._overlay.restore(bucket, prefix, state)
-        if state == "held":
-            self._inodes.directory_attributes.keep(bucket, prefix, mode, mtime_ns)
 
     def _restore_file(
         self, ino: int, said: list[Any], waiting: _Waiting, claimed: set[int]
