@@ -569,8 +569,32 @@ FINALLY = {
     "link": b"old", "moved/in": b"in", "node": b"", "old": b"new", "other": b"over", "renamed": b"text m",
 }  # fmt: skip
 POINTS = range(
-    int(os.environ.get("POINTS_FROM", "2")), 400, int(os.environ.get("POINTS_STEP", "37"))
+    int(os.environ.get("POINTS_FROM", "4")), 400, int(os.environ.get("POINTS_STEP", "37"))
 )
+
+
+def test_a_file_that_waits_is_changed_as_the_daemon_dies(tmp_path: Path) -> None:
+    script = """if 1:
+    import os, sys
+    os.chdir(sys.argv[1])
+    with open("waits", "x") as file:
+        file.write("waits")
+    os.utime("waits", (5, 5))
+    os.chmod("waits", 0o600)
+    assert open("waits").read() == "waits"
+    """
+    for point in range(2, 100, 2):
+        env = {DIES_AT: f"{point}:waits"}
+        base = tmp_path / str(point)
+        with writable(
+            base, options=WAITING, keeper=True, env=env, expected_log=[RESTARTED]
+        ) as place:
+            python(script, place.path)
+            flush(place)
+            assert place.stored("waits") == b"waits", point
+            if place.mount.pid in daemons(place.path):
+                return
+    raise AssertionError("it always dies")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -123,7 +123,7 @@ def _written_down(file: WrittenFile, waiting: _Waiting, claimed: set[int]) -> in
     """Return the number in the journal of a file that was written down and not noted any more; 0 if none was."""
     if not file.dirty or file.unlinked:
         return 0
-    place = file.bucket, file.next_key if file.acknowledged else file.key
+    place = file.bucket, file.next_key or file.key
     return next(
         (
             serial
