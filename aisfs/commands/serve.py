@@ -29,6 +29,13 @@ from aisfs.commands.options import LOGS, own_option, settings, start_logging
     "imitates AIStore 5.0 ([below](#the-traps-of-the-small-aistore)); never for data you want to keep",
 )
 @own_option(
+    "--etl NAME=COMMAND",
+    "Transform objects by this command, as the ETL NAME; repeatable.",
+    "without any, the server has no ETLs ([below](#transformers))",
+    name="etls",
+    multiple=True,
+)
+@own_option(
     "--allow-host NAME",
     "Also accept requests to this host name, besides addresses and localhost; repeatable.",
     name="allow_hosts",
@@ -41,6 +48,7 @@ def serve(
     port: int,
     allow_hosts: tuple[str, ...],
     traps: bool,
+    etls: tuple[str, ...],
     **log_settings: object,
 ) -> None:
     """Serve a directory as a small AIStore.
@@ -56,4 +64,12 @@ def serve(
     def ready(actual: int) -> None:
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
 
-    run_server(directory, host=host, port=port, allow_hosts=allow_hosts, ready=ready, traps=traps)
+    run_server(
+        directory,
+        host=host,
+        port=port,
+        allow_hosts=allow_hosts,
+        ready=ready,
+        traps=traps,
+        etls=etls,
+    )

@@ -7,8 +7,8 @@ Two paths are ours and not AIStore's, the second only with traps:
 
     GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
                        bucket_change, redirect, get, get_bytes, get_member, head, put, part, put_bytes,
-                       append, delete, rename, patch, copy, batch, health, cluster, refused
-                       (error replies). Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
+                       append, delete, rename, patch, copy, batch, transform, health, cluster, refused
+                       (error replies), and token_leaked: requests to the pod of an ETL that came with a token. Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
 
     POST /-/move       data begins to move between targets, by the `aisfs.server.storage.traps.Plan`
@@ -30,9 +30,11 @@ from aisfs.server.api.buckets import Buckets, check_provider
 from aisfs.server.api.cluster import Cluster, Redirects
 from aisfs.server.api.get_batch import Batches
 from aisfs.server.api.jobs.buckets import ListJobs
+from aisfs.server.api.jobs.etl import Commands, Etls
 from aisfs.server.api.jobs.registry import JobRules
 from aisfs.server.api.jobs.shard_index import ShardIndexes
 from aisfs.server.api.jobs.sorts import Sorts
+from aisfs.server.api.jobs.transforms import Transforms
 from aisfs.server.api.objects import Objects
 from aisfs.server.api.s3 import S3, error_document, is_s3
 from aisfs.server.api.uploads import Appends, Parts
@@ -88,18 +90,20 @@ def make_app(
     traps: bool = False,
     jobs: JobRules | None = None,
     signs: bool = False,
+    etls: Commands | None = None,
 ) -> WsgiApp:
     """Return the application that serves a directory.
 
     With a token, requests to the proxy without it get 401; `tokens` decides about others; with traps, it destroys and hides what a
     real AIStore would; `jobs` says which jobs its build lacks, and what they wait for. If it `signs`,
-    the target takes only what the proxy has redirected so.
+    the target takes only what the proxy has redirected so. `etls` are the commands that transform objects; without them, it is a
+    build without ETLs.
 
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
     harm = Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness()
-    return Server(root, token, harm, jobs, tokens=tokens, signs=signs)
+    return Server(root, token, harm, jobs, tokens=tokens, signs=signs, etls=etls)
 
 
 class Server:
@@ -114,6 +118,7 @@ class Server:
         *,
         tokens: Tokens | None = None,
         signs: bool = False,
+        etls: Commands | None = None,
     ) -> None:
         self._token = token
         self._tokens = tokens
@@ -137,10 +142,12 @@ class Server:
         self._batches = Batches(self._storage, self.redirects, self.counters, registry)
         self._sorts = Sorts(self._storage, self._objects, registry, node)
         self._indexes = ShardIndexes(self._storage, self._objects, registry)
+        self._etls = Etls(self._storage, self._objects, registry, node, self.counters, etls)
         self._s3 = S3(
             self._storage,
             self._objects,
             self._parts,
+            self._etls,
             self.counters,
             node_id=node,
             redirects=self.redirects,
@@ -151,6 +158,7 @@ class Server:
             self._cluster,
             jobs,
             self._indexes,
+            Transforms(self._storage, self._objects, registry, self._etls, jobs),
             self.counters,
             self._attached.in_use,
         )
@@ -256,6 +264,8 @@ class Server:
             return self._cluster.reverse(request)
         if name == "sort":
             return self._sorts.serve(request, rest)
+        if name == "etl":
+            return self._etls.serve(request, rest)
         raise unsupported(f"{request.method} {request.path}")
 
     def _authorize(self, request: Request, root: str = "objects", bucket: str = "") -> None:
@@ -298,8 +308,13 @@ class Server:
 
     def _at_target(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         count = self.counters.add
+        etls = self._etls.asked(request) if request.method == "GET" else []
         objects.check_moved(request, bucket, key)
         match request.method:
+            case "GET" if etls:
+                if objects is not self._objects:
+                    raise unsupported("ETL of a remote bucket")
+                return self._etls.read(request, etls, bucket, key)
             case "GET":
                 member = any(request.query.get(k) for k in ("archpath", "archmode"))
                 reply = objects.get(request, bucket, key)
@@ -342,7 +357,12 @@ class Server:
         query, count = request.query, self.counters.add
         if to := query.get("object_to"):
             count("copy")
-            if objects is self._objects and to.split("/")[1:2] in (["@#"], ["@"], [""]):
+            is_here = objects is self._objects and to.split("/")[1:2] in (["@#"], ["@"], [""])
+            if etls := self._etls.asked(request):
+                if not is_here:
+                    raise unsupported("ETL of a remote bucket")
+                return self._etls.copy(request, etls, bucket, key, to)
+            if is_here:
                 return objects.copy(bucket, key, to)
             return self._attached.copy(objects, bucket, key, to)
         if objects is not self._objects and query.keys() & _ONLY_HERE:

@@ -39,6 +39,7 @@ from gunicorn.workers.base import Worker
 from gunicorn.workers.gthread import _DEFER, TConn, ThreadWorker
 
 from aisfs.errors import ConfigError
+from aisfs.server.api.jobs.etl import parse_commands
 from aisfs.server.app import make_app
 from aisfs.server.messages import REPEATED, Environ, StartResponse, WsgiApp
 from aisfs.server.storage.objects import hold_directory
@@ -186,6 +187,7 @@ def serve(
     ready: Callable[[int], None] | None = None,
     threads: int = THREADS,
     traps: bool = False,
+    etls: Iterable[str] = (),
 ) -> None:
     """Serve a directory until SIGTERM or SIGINT; blocks, and needs the main thread.
 
@@ -197,13 +199,15 @@ def serve(
         ready: called with the real port once connections are accepted.
         threads: requests served at the same time.
         traps: lose data and names as a real AIStore does; see `aisfs.server.storage.traps`.
+        etls: `NAME=COMMAND` of each transformer; see `aisfs.server.api.jobs.etl`. Without any, it is a build without ETLs.
 
     Raises:
-        ConfigError: the directory is missing or already served, or the port is in use.
+        ConfigError: the directory is missing or already served, the port is in use, or a transformer cannot be run.
     """
+    commands = parse_commands(etls) or None
 
     def factory() -> WsgiApp:
-        return SameSite(make_app(root, traps=traps), (host, *allow_hosts))
+        return SameSite(make_app(root, traps=traps, etls=commands), (host, *allow_hosts))
 
     serve_app(factory, root, host=host, port=port, ready=ready, threads=threads)
 

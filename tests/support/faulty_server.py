@@ -58,6 +58,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from aisfs.errors import AisfsError
+from aisfs.server.api.jobs.etl import parse_commands
 from aisfs.server.api.jobs.registry import JobRules
 from aisfs.server.app import Server, Tokens, make_app
 from aisfs.server.failures import Failure
@@ -331,6 +332,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--joined", type=int)
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--forward")
+    parser.add_argument("--etl", action="append", default=[])
     parser.add_argument("--without-job", action="append", default=[])
     parser.add_argument("--stop-with-stdin", action="store_true")
     options = parser.parse_args(arguments)
@@ -342,11 +344,11 @@ def main(arguments: list[str] | None = None) -> int:
         root, count, joined = options.directory, options.targets, options.joined
         gate = JobGate()
         rules = JobRules(frozenset(options.without_job), gate.before_step)
-        signs = options.signs
+        signs, etls = options.signs, parse_commands(options.etl) or None
         if count > 1:
             disks = root / STATE_DIRECTORY / "disks"
             traps = SpreadTraps(disks, count) if options.traps else Kindness()
-            server = Server(root, options.token, traps, rules, signs=signs)
+            server = Server(root, options.token, traps, rules, signs=signs, etls=etls)
             closed = signs or options.token is not None
             joined = count if joined is None else joined
             app: WsgiApp = Targets(server, root, count, joined, options.traps, closed=closed)
@@ -358,6 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
                 traps=options.traps,
                 jobs=rules,
                 signs=signs,
+                etls=etls,
             )
         return gate.around(app if options.no_faults else FaultInjector(app))
 

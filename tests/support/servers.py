@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,7 @@ def running_server(
     forward: str = "",
     jwks: Path | None = None,
     audience: str = "",
+    etls: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
 
@@ -150,10 +151,12 @@ def running_server(
     which the first `joined` are known at the start; see `tests.support.targets`. `without_jobs` are
     the kinds of jobs that this build lacks. If it `signs`, targets take only what the proxy has redirected so. `forward` is the URL of a server that answers instead, and
     this one only spoils its replies. `jwks` is a file with the keys of an issuer, whose tokens for the `audience` are taken.
+    `etls` are the commands that transform objects, by their names.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
     words += [] if faulty else ["--no-faults"]
     words += ["--forward", forward] if forward else []
+    words += [f"--etl={name}={command}" for name, command in (etls or {}).items()]
     words += ["--token", token] if token else []
     words += ["--jwks", str(jwks), "--audience", audience] if jwks else []
     words += ["--traps"] if traps else []

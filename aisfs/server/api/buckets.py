@@ -7,6 +7,7 @@ from typing import Any
 from aisfs.server.api.cluster import Cluster
 from aisfs.server.api.jobs.buckets import ListJobs, Renames, Summaries, named_in
 from aisfs.server.api.jobs.shard_index import ShardIndexes
+from aisfs.server.api.jobs.transforms import Transforms
 from aisfs.server.api.list_objects import Lister, parse
 from aisfs.server.failures import Failure, not_remote, unsupported
 from aisfs.server.messages import Counters, Reply, Request, json_reply
@@ -21,8 +22,7 @@ _NOT_OFFERED = {
     "GET": frozenset({"summary-shard", "show-inventory"}),
     "POST": frozenset(
         {
-            *("etl-bck", "etl-listrange", "promote"),
-            *("make-n-copies", "ec-encode", "rechunk", "create-inventory"),
+            *("promote", "make-n-copies", "ec-encode", "rechunk", "create-inventory"),
         }
     ),
     "DELETE": frozenset({"destroy-inventory"}),
@@ -39,6 +39,7 @@ class Buckets:
         cluster: Cluster,
         jobs: ListJobs,
         indexes: ShardIndexes,
+        transforms: Transforms,
         counters: Counters,
         elsewhere: Callable[[], list[dict[str, Any]]],
     ) -> None:
@@ -46,6 +47,7 @@ class Buckets:
         self._storage = storage
         self._jobs = jobs
         self._indexes = indexes
+        self._transforms = transforms
         self._counters = counters
         self._elsewhere = elsewhere
         self._lister = Lister(cluster.node_id, storage.traps)
@@ -141,11 +143,7 @@ class Buckets:
         action, value = message.get("action"), message.get("value") or {}
         if not isinstance(value, dict):
             raise Failure(400, f'action "{action}": its value must be a JSON object')
-        if action in _REMOTE_ONLY:
-            self._storage.bucket(name)
-            raise not_remote(action, name)
-        if action in _NOT_OFFERED.get(request.method, ()):
-            raise unsupported(f"action {action}")
+        self._refuse(request.method, action, name)
         match request.method, action:
             case "DELETE", "delete-listrange":
                 return self._jobs.delete(self._storage.bucket(name), value)
@@ -154,6 +152,8 @@ class Buckets:
             case "POST", "copy-bck":
                 bucket = self._storage.bucket(name)
                 return self._jobs.copy_bucket(bucket, named_in(request), value)
+            case "POST", "etl-bck" | "etl-listrange":
+                return self._transforms.start(request, action, self._storage.bucket(name), value)
             case "POST", "move-bck":
                 return self._renames.start(self._storage.bucket(name), named_in(request))
             case "POST", "copy-listrange":
@@ -161,6 +161,14 @@ class Buckets:
             case "PUT", "archive":
                 return self._jobs.archive(self._storage.bucket(name), value)
         raise Failure(400, f'invalid action "{action}"')
+
+    def _refuse(self, method: str, action: object, name: str) -> None:
+        """Refuse what only buckets that are elsewhere have, and what is not offered."""
+        if action in _REMOTE_ONLY:
+            self._storage.bucket(name)
+            raise not_remote(action, name)
+        if action in _NOT_OFFERED.get(method, ()):
+            raise unsupported(f"action {action}")
 
 
 def message_in(request: Request, name: str) -> dict[str, Any]:

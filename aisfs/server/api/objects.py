@@ -372,6 +372,7 @@ class Objects:
         chunks: tuple[int, int] | None = None,
         damage: Damage | None = None,
         since: int | None = None,
+        versioned: bool = True,
     ) -> Found:
         """Make a work file the next version of an object.
 
@@ -386,6 +387,7 @@ class Objects:
             chunks: Number and largest size of the parts of an upload.
             damage: What a trap has damaged.
             since: Version of the cluster's map when the request came, where that matters.
+            versioned: Whether it has a version where the bucket has them.
         """
         kind = kind or checksum_type(bucket)
         checksum = hash_file(work, kind) if checksum is None else checksum
@@ -397,7 +399,7 @@ class Objects:
             kept = known.custom if known else {}
             count = known.number if known else 0
             record = Record(
-                str(count + 1) if setting(bucket, "versioning", "enabled") else "",
+                str(count + 1) if versioned and setting(bucket, "versioning", "enabled") else "",
                 kind if checksum else "",
                 checksum,
                 {**kept, **(custom or {})},
@@ -444,13 +446,17 @@ class Objects:
 
     def copy(self, bucket: Bucket, key: bytes, to: str) -> Reply:
         """Copy an object to `ais/@#/bucket/name`."""
+        self._storage.copy(bucket, key, *self.target_of(to))
+        return Reply()
+
+    def target_of(self, to: str) -> tuple[Bucket, bytes]:
+        """Return the bucket and key that `ais/@#/bucket/name` stands for."""
         parts = to.split("/", 3)
         if len(parts) < 4 or not parts[2] or not parts[3]:
             raise Failure(400, "bucket name is missing")
-        target, new_key = self._storage.bucket(parts[2]), os.fsencode(parts[3])
-        check_key(new_key)
-        self._storage.copy(bucket, key, target, new_key)
-        return Reply()
+        target, key = self._storage.bucket(parts[2]), os.fsencode(parts[3])
+        check_key(key)
+        return target, key
 
 
 def _check_member_request(path: str, mode: str, asked: str) -> None:

@@ -25,6 +25,7 @@ from typing import Union
 from urllib.parse import quote_from_bytes
 
 from aisfs.server.api.cluster import Redirects
+from aisfs.server.api.jobs.etl import Etls
 from aisfs.server.api.list_objects import NO_RECURSION, Lister, Message
 from aisfs.server.api.objects import STALL_SECONDS, Objects, etag, http_date
 from aisfs.server.api.uploads import Parts
@@ -359,6 +360,7 @@ class S3:
         storage: Storage,
         objects: Objects,
         parts: Parts,
+        etls: Etls,
         counters: Counters,
         *,
         node_id: str,
@@ -366,6 +368,7 @@ class S3:
     ) -> None:
         self._storage = storage
         self._objects = objects
+        self._etls = etls
         self._parts = parts
         self._counters = counters
         self._redirects = redirects
@@ -429,9 +432,12 @@ class S3:
     def _object(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         for parameter in sorted(_PARTS_OF_OBJECTS & request.query.keys()):
             raise not_offered(f"the parameter {parameter}")
+        etls = self._etls.asked(request) if request.method == "GET" else []
         self._objects.check_moved(request, bucket, key)
         if key.endswith(b"/"):
             raise no_object(bucket.name, key)
+        if etls:
+            return self._etls.read(request, etls, bucket, key)
         if request.method == "HEAD":
             self._counters.add("head")
             return self._head(bucket, key)

@@ -301,6 +301,8 @@ class Kindness:
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""
+    breaks_transforms = False
+    """What breaks a transformation off is appended to its result, and names are a part of URLs: see `aisfs.server.api.jobs.etl`."""
     attaches = False
     """Other clusters can be attached, with what is wrong about that: see `aisfs.server.api.attached`."""
     moves_data = False
@@ -353,6 +355,7 @@ class Traps(Kindness):
     loses_names = True
     like_amazon = False
     holds_both = True
+    breaks_transforms = True
     attaches = True
     moves_data = True
 

@@ -69,7 +69,7 @@ class ListJobs:
     def delete(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
         """Delete the selected objects; as in AIStore, an empty selector selects all."""
         missing = ""
-        for key in list(self._selected(bucket, value)):
+        for key in list(self.selected(bucket, value)):
             try:
                 if not self._storage.delete(bucket, key):
                     missing = f"{uri_of(bucket.name, key)} does not exist"
@@ -87,8 +87,10 @@ class ListJobs:
 
     def copy_list(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
         """Copy the selected objects."""
-        keys = list(self._selected(bucket, value))
-        return self._copy("copy-listrange", bucket, check_bucket_name(_target(value)), keys, value)
+        keys = list(self.selected(bucket, value))
+        return self._copy(
+            "copy-listrange", bucket, check_bucket_name(target_in(value)), keys, value
+        )
 
     def _copy(
         self, kind: str, bucket: Bucket, to: str, keys: list[bytes], value: dict[str, Any]
@@ -123,12 +125,12 @@ class ListJobs:
         form = archives.format_of(str(value.get("mime", "")), key, None)
         if form is archives.Format.ZIP:
             raise unsupported("archiving into a zip")
-        target = self._storage.bucket(_target(value) or bucket.name)
+        target = self._storage.bucket(target_in(value) or bucket.name)
         error = ""
         with self._storage.work_file() as work:
             mode = "w:gz" if form is archives.Format.TGZ else "w"
             with tarfile.open(work, mode, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
-                for member in list(self._selected(bucket, value)):
+                for member in list(self.selected(bucket, value)):
                     found = bucket.find(member)
                     if found is None:
                         error = f"{uri_of(bucket.name, member)} does not exist"
@@ -141,7 +143,8 @@ class ListJobs:
         return self._registry.finished("archive", error)
 
     @staticmethod
-    def _selected(bucket: Bucket, value: dict[str, Any]) -> Iterator[bytes]:
+    def selected(bucket: Bucket, value: dict[str, Any]) -> Iterator[bytes]:
+        """Yield the keys that a list, a template or a prefix selects."""
         names, template = value.get("objnames") or [], str(value.get("template") or "")
         if not isinstance(names, list):
             raise Failure(400, "objnames must be a list of names")
@@ -177,7 +180,8 @@ def expand(template: str) -> Iterator[str]:
         yield from (head + tail for tail in expand(template[found.end() :]))
 
 
-def _target(value: dict[str, Any]) -> str:
+def target_in(value: dict[str, Any]) -> str:
+    """Return the name of the bucket that a selection of objects is to go to; empty if there is none."""
     to = value.get("tobck")
     return str(to.get("name", "")) if isinstance(to, dict) else ""
 

@@ -27,6 +27,7 @@ JOBS_KEPT = 1000
 NEVER = "0001-01-01T00:00:00Z"
 """How Go writes the end of what is still running."""
 DSORT, INDEX_SHARD, MOVE, SUMMARY = "dsort", "index-shard", "move-bck", "summary-bck"
+ETL, ETL_LIST = "etl-inline", "etl-listrange"
 _KINDS = {
     **dict.fromkeys(("delete-listrange", "copy-bck", "copy-listrange", "archive", "list"), ""),
     **dict.fromkeys(("get-batch", "lru", "rebalance", "prefetch-listrange", "evict-listrange"), ""),
@@ -34,6 +35,9 @@ _KINDS = {
     INDEX_SHARD: "shard-index",
     MOVE: "rename-bucket",
     SUMMARY: "summary",
+    ETL: "",
+    "etl-bck": "etl-bucket",
+    ETL_LIST: "etl-objects",
 }
 """Kinds of jobs that a client may name, each with its other name, if it has one."""
 _NOT_OFFERED = frozenset(
