@@ -175,6 +175,27 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("aisfs jobs --watch srt-BkVkCJ4yC", "Show the progress of one until it ends."),
         Example("aisfs jobs --cancel srt-BkVkCJ4yC", "Have the cluster stop it."),
     ),
+    "etl list": (Example("aisfs etl list", "List all ETLs."),),
+    "etl show": (
+        Example(
+            "aisfs etl show thumbs-etl", "Show its definition, and what it could not transform."
+        ),
+    ),
+    "etl logs": (Example("aisfs etl logs thumbs-etl", "Print what its transformers have logged."),),
+    "etl init": (Example("aisfs etl init thumbs.json", "Define an ETL, and wait until it runs."),),
+    "etl start": (Example("aisfs etl start thumbs-etl", "Start it again after it was stopped."),),
+    "etl stop": (Example("aisfs etl stop thumbs-etl", "Stop it; its definition stays."),),
+    "etl delete": (Example("aisfs etl delete thumbs-etl", "Stop it and forget it."),),
+    "etl run": (
+        Example(
+            "aisfs etl run thumbs-etl ais://pets/train/ ais://thumbs",
+            "Transform all objects below a prefix into another bucket.",
+        ),
+        Example(
+            "aisfs etl run thumbs-etl ais://pets/1.jpg ais://thumbs/1.jpg --args 64",
+            "Transform one object, with arguments.",
+        ),
+    ),
     "ls": (
         Example("aisfs ls", "List all buckets."),
         Example("aisfs ls -l ais://pets/train", "List a directory, with sizes and times."),
@@ -198,6 +219,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "serve": (
         Example("aisfs serve /srv/buckets", "Serve a directory at http://127.0.0.1:8080."),
         Example("aisfs serve --port 0 /srv/buckets", "Use a free port, and print it."),
+        Example(
+            "aisfs serve --etl 'upper-etl=tr a-z A-Z' /srv/buckets",
+            "Transform objects that are read with etl_name=upper-etl.",
+        ),
         Example(
             "aisfs serve --host 0.0.0.0 --allow-host lab /srv/buckets",
             "Listen on all addresses; requests may name the host lab.",

@@ -90,6 +90,7 @@ COMMANDS = {
         "mb": _Command("Make buckets.", "commands.buckets:mb"),
         "rm": _Command("Remove objects.", "commands.buckets:rm"),
         "jobs": _Command("List, watch and stop jobs of the cluster.", "commands.jobs:jobs"),
+        "etl": _Command("List ETLs, and transform objects by them.", "commands.etl:group"),
         "serve": _Command("Serve a directory as a small AIStore.", "commands.serve:serve"),
         "csi": _Command("Serve volumes of Kubernetes.", "csi.node:csi"),
     },

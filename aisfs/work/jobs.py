@@ -24,6 +24,7 @@ from aisfs.errors import AisfsError, AlreadyExists, BucketNotFound, JobNotFound,
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
+from aisfs.stores.ais.etls import Etls
 from aisfs.stores.ais.jobs import INDEX_SHARD, SORT, Job, Jobs
 from aisfs.stores.ais.requests import SYSTEM_BUCKET, shard_index_location
 from aisfs.stores.pipeline import CallPipeline, all_of
@@ -33,9 +34,10 @@ from aisfs.work.shards import FoundShards, find_plain_tars, read_cluster_shards
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster: its jobs, and its objects."""
+    """A cluster: its jobs, its ETLs, and its objects."""
 
     jobs: Jobs
+    etls: Etls
     store: ObjectStore
 
 
@@ -50,7 +52,11 @@ async def open_cluster(endpoint: str | None) -> AsyncIterator[Cluster]:
     client = AISClient(settings)
     try:
         store = CallPipeline(client, deadline=settings.io_timeout)
-        yield Cluster(Jobs(client, deadline=settings.io_timeout), store)
+        yield Cluster(
+            Jobs(client, deadline=settings.io_timeout),
+            Etls(client, deadline=settings.io_timeout),
+            store,
+        )
     finally:
         with trio.CancelScope(shield=True):
             await client.aclose()

@@ -474,13 +474,30 @@ def _printable(text: str) -> str:
     return shown("".join(c if c.isprintable() else " " for c in text).strip())
 
 
-class Jobs:
-    """The jobs of the cluster that a client is connected to."""
+class Questions:
+    """Asks the cluster that a client is connected to."""
 
     def __init__(self, session: Session, *, deadline: float) -> None:
         """Send requests through `session`; a question may take `deadline` seconds in all."""
         self._session = session
         self._retrier = Retrier(deadline=deadline)
+
+    async def _ask(self, request: Request) -> Reply:
+        """Send a request until it is answered."""
+        return await self._retrier.run(request.subject, lambda: self._send(request))
+
+    async def _send(self, request: Request) -> Reply:
+        """Send a request once."""
+        transport = self._session.transport
+
+        def work(connections: ConnectionSet) -> Reply:
+            return transport.fetch(connections, request)
+
+        return await self._session.run(request.subject, work)
+
+
+class Jobs(Questions):
+    """The jobs of a cluster."""
 
     async def sorts(self) -> list[Job]:
         """Return all dSort jobs that the cluster remembers; none where its build has no dSort."""
@@ -558,14 +575,3 @@ class Jobs:
             return await self.describe(job.id)
         except JobNotFound:
             return job
-
-    async def _ask(self, request: Request) -> Reply:
-        return await self._retrier.run(request.subject, lambda: self._send(request))
-
-    async def _send(self, request: Request) -> Reply:
-        transport = self._session.transport
-
-        def work(connections: ConnectionSet) -> Reply:
-            return transport.fetch(connections, request)
-
-        return await self._session.run(request.subject, work)

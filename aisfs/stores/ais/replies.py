@@ -40,8 +40,10 @@ from aisfs.errors import (
     AlreadyExists,
     Archived,
     BucketNotFound,
+    ConfigError,
     InvalidName,
     IsADirectory,
+    JobFailed,
     JobNotFound,
     NotADirectory,
     NotFound,
@@ -57,6 +59,7 @@ from aisfs.redaction import shown
 from aisfs.stores.ais.requests import (
     BATCHES,
     CLUSTER,
+    ETLS,
     MSGPACK,
     SORTS,
     BucketFacts,
@@ -515,6 +518,8 @@ def failure(request: Request, reply: Reply) -> AisfsError:
     details = _details(reply)
     if details.tcode in _BY_NAME:
         kind, text = _BY_NAME[details.tcode]
+    elif verdict := _about_etl(request, details):
+        kind, text = verdict
     elif _lacks_batches(request, reply, details):
         kind, text = _NO_BATCHES
     elif any(code in details.message for code in _ARCHIVED):
@@ -566,6 +571,31 @@ def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
 
 
 _Verdict = tuple[type[AisfsError], str]
+
+_OF_ETLS: list[tuple[str, type[AisfsError], str]] = [
+    ("^ETL error: ", JobFailed, "the transformation failed"),
+    ("build without ETL support", Unsupported, "the cluster is built without ETLs (tag etl)"),
+    (
+        "requires Kubernetes|k8s client is not init",
+        Unsupported,
+        "the cluster does not run in Kubernetes, which ETLs need",
+    ),
+    (r"(ETL|etl job) \S+ do(es not|esn't) exist", JobNotFound, "no such ETL, or it does not run"),
+    (r"etl job \S+ already exists", AlreadyExists, "there is an ETL of this name"),
+    (r"^invalid etl\.InitMsg", ConfigError, "the cluster refuses this definition"),
+    ("pod_status=", JobFailed, "its transformer did not start"),
+    ("can't start ETL", AlreadyExists, "it runs already"),
+]
+"""What messages about ETLs mean, most of which come with a status that says something else."""
+
+
+def _about_etl(request: Request, details: _Details) -> _Verdict | None:
+    """Return what a refusal means for a request about ETLs; None if that is nothing special."""
+    is_read = "etl_name=" in request.query
+    if not (request.path.startswith(ETLS) or is_read or b'"etl-bck"' in request.body):
+        return None
+    found = (row[1:] for row in _OF_ETLS if re.search(row[0], details.message))
+    return next(found, None)
 
 
 def _about_job(request: Request, reply: Reply, details: _Details) -> _Verdict | None:

@@ -45,6 +45,8 @@ BATCHES = "/v1/ml/moss"
 """Where GetBatch is."""
 SORTS = "/v1/sort"
 """Where dSort is."""
+ETLS = "/v1/etl"
+"""Where ETLs are."""
 CLUSTER = "/v1/cluster"
 """Where all other jobs are described and stopped."""
 
@@ -99,6 +101,8 @@ class Request:
         """
         if not self.changes or self._is_about_job() or self._is_about_bucket():
             return
+        if self.path.startswith(ETLS) and self._is_about_etl():
+            return
         root, _, name = self.path.removeprefix("/v1/").partition("/")
         key = name.partition("/")[2]
         if not self.path.startswith("/v1/") or root != "objects" or not key:
@@ -118,9 +122,17 @@ class Request:
                 return "input_bck" in message and self.path == SORTS
             case "PUT", "stop":
                 return self.path == CLUSTER and bool(message["value"].get("ID"))
-            case "POST", "index-shard":
+            case "POST", "index-shard" | "etl-bck":
                 return self.path.startswith("/v1/buckets/")
         return False
+
+    def _is_about_etl(self) -> bool:
+        """Return whether this defines, starts, stops or deletes a single ETL."""
+        if self.path == ETLS:
+            return self.method == "PUT"
+        name, _, verb = self.path.removeprefix(f"{ETLS}/").partition("/")
+        does = self.method, verb
+        return bool(name) and does in (("DELETE", ""), ("POST", "start"), ("POST", "stop"))
 
     def _is_about_bucket(self) -> bool:
         """Return whether this does nothing but make a bucket, which fails if it is there, or destroy a single one."""
@@ -583,6 +595,8 @@ def _brief(info: ObjectInfo) -> str:
     return f"{known}, {shown(info.checksum)[:_MOST_TEXT]}" if info.checksum else known
 
 
+_TRANSFORM_SECONDS = 600.0
+"""How long a target may be silent while it transforms an object: longer than ETLs permit for one."""
 _BYTES_A_SECOND = 50e6
 """At least as fast reads and writes a target what it works on without a word to us."""
 
@@ -627,6 +641,16 @@ def copy_object(bucket: Bucket, source: ObjectInfo, to_bucket: Bucket, new_key: 
     to = f"{to_bucket.provider.value}/{space}/{to_bucket.name}/{new_key}"
     request = _request("PUT", bucket, source.key, {"object_to": to})
     return replace(request, patience=source.size / _BYTES_A_SECOND)
+
+
+def transform_object(
+    bucket: Bucket, key: str, etl: str, arguments: str, to_bucket: Bucket, new_key: str
+) -> Request:
+    """Store a copy of an object as an ETL transforms it; it has no version."""
+    space = to_bucket.namespace or "@#"
+    to = f"{to_bucket.provider.value}/{space}/{to_bucket.name}/{new_key}"
+    query = {"etl_name": etl, **({"etl_args": arguments} if arguments else {}), "object_to": to}
+    return replace(_request("PUT", bucket, key, query), patience=_TRANSFORM_SECONDS)
 
 
 def patch_custom(bucket: Bucket, key: str, custom: str) -> Request:
