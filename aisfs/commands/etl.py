@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -15,6 +16,9 @@ from aisfs.commands.sort import INTERRUPTED
 from aisfs.redaction import escaped, shown
 from aisfs.system import logs
 from aisfs.work.display import counted
+
+if TYPE_CHECKING:
+    from aisfs.work.etl import Change
 
 _json = own_option("--json", "Print JSON.", "for scripts", name="as_json")
 
@@ -32,7 +36,7 @@ def list_(endpoint: str | None, as_json: bool) -> None:
     """List all ETLs, and whether they run."""
     from aisfs.work import etl
 
-    found = run(partial(etl.list_etls, endpoint))
+    found = run(partial(etl.ask, endpoint, lambda etls: etls.all()))
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(each) for each in found], indent=2))
         return
@@ -55,7 +59,7 @@ def show(name: str, endpoint: str | None, as_json: bool) -> None:
     """Show how an ETL is defined, and which objects it could not transform."""
     from aisfs.work import etl
 
-    found = run(partial(etl.show, endpoint, name))
+    found = run(partial(etl.ask, endpoint, lambda etls: etl.show(etls, name)))
     definition = found.details.definition if found.details else {}
     errors = (found.details and found.details.errors) or []
     if as_json:
@@ -76,7 +80,7 @@ def logs_(name: str, endpoint: str | None) -> None:
     """Print what the transformers of a running ETL have logged."""
     from aisfs.work import etl
 
-    for log in run(partial(etl.logs, endpoint, name)):
+    for log in run(partial(etl.ask, endpoint, lambda etls: etls.logs(name))):
         for line in log.text.splitlines():
             click.echo(escaped(shown(f"{log.target}: {line}")))
 
@@ -92,7 +96,7 @@ def init(file: Path, endpoint: str | None) -> None:
     from aisfs.work import etl
 
     definition = etl.read_definition(file)
-    run(partial(etl.define, endpoint, definition))
+    _do(endpoint, lambda etls: etls.define(definition["name"], definition))
     click.echo(f"{definition['name']} runs")
 
 
@@ -101,7 +105,8 @@ def init(file: Path, endpoint: str | None) -> None:
 @setting("endpoint")
 def start(name: str, endpoint: str | None) -> None:
     """Start a stopped ETL again, and wait until it runs."""
-    _change(endpoint, name, "start", "runs")
+    _do(endpoint, lambda etls: etls.start(name))
+    click.echo(f"{name} runs")
 
 
 @group.command(cls=Documented)
@@ -109,7 +114,8 @@ def start(name: str, endpoint: str | None) -> None:
 @setting("endpoint")
 def stop(name: str, endpoint: str | None) -> None:
     """Stop an ETL; its definition stays."""
-    _change(endpoint, name, "stop", "is stopped")
+    _do(endpoint, lambda etls: etls.stop(name))
+    click.echo(f"{name} is stopped")
 
 
 @group.command(cls=Documented)
@@ -117,14 +123,14 @@ def stop(name: str, endpoint: str | None) -> None:
 @setting("endpoint")
 def delete(name: str, endpoint: str | None) -> None:
     """Stop an ETL, and forget its definition."""
-    _change(endpoint, name, "delete", "is deleted")
+    _do(endpoint, lambda etls: etls.delete(name))
+    click.echo(f"{name} is deleted")
 
 
-def _change(endpoint: str | None, name: str, verb: str, done: str) -> None:
+def _do(endpoint: str | None, change: "Change") -> None:
     from aisfs.work import etl
 
-    run(partial(etl.change, endpoint, name, verb))
-    click.echo(f"{name} {done}")
+    run(partial(etl.ask, endpoint, change))
 
 
 @group.command("run", cls=Documented)

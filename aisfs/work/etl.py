@@ -7,25 +7,27 @@ transforms nothing, unless the ETL pulls.
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from aisfs.core.names.urls import split_url
 from aisfs.errors import ConfigError, JobFailed, JobNotFound, NotFound, SourceMissing, Unsupported
 from aisfs.model import SERVED, Bucket
-from aisfs.stores.ais.etls import PULLED, RUNNING, Details, Etl, Etls, Log, TransformRequest
+from aisfs.stores.ais.etls import PULLED, RUNNING, Details, Etl, Etls
 from aisfs.stores.ais.requests import may_be_lost
 from aisfs.work.buckets import list_from
 from aisfs.work.jobs import Cluster, Display, Ended, open_cluster, run_to_end
 
 _UNSAFE = frozenset("?#%")
 _MOST_NAMED = 3
+
+T = TypeVar("T")
+Change = Callable[[Etls], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +38,16 @@ class Shown:
     details: Details | None
 
 
-@asynccontextmanager
-async def _etls(endpoint: str | None) -> AsyncIterator[Etls]:
+async def ask(endpoint: str | None, question: Callable[[Etls], Awaitable[T]]) -> T:
+    """Return what the ETLs of a cluster answer."""
     async with open_cluster(endpoint) as cluster:
-        yield cluster.etls
+        return await question(cluster.etls)
 
 
-async def list_etls(endpoint: str | None) -> list[Etl]:
-    """Return all ETLs of the cluster."""
-    async with _etls(endpoint) as etls:
-        return await etls.all()
-
-
-async def show(endpoint: str | None, name: str) -> Shown:
+async def show(etls: Etls, name: str) -> Shown:
     """Describe one ETL."""
-    async with _etls(endpoint) as etls:
-        found = await etls.one(name)
-        return Shown(found, await etls.details(name) if found.stage == RUNNING else None)
-
-
-async def logs(endpoint: str | None, name: str) -> list[Log]:
-    """Return the logs of an ETL's transformers."""
-    async with _etls(endpoint) as etls:
-        return await etls.logs(name)
-
-
-async def change(endpoint: str | None, name: str, verb: str) -> None:
-    """Start, stop or delete an ETL."""
-    async with _etls(endpoint) as etls:
-        does = {"start": etls.start, "stop": etls.stop, "delete": etls.delete}
-        await does[verb](name)
-
-
-async def define(endpoint: str | None, definition: dict[str, Any]) -> None:
-    """Define an ETL, and wait until it runs."""
-    async with _etls(endpoint) as etls:
-        await etls.define(str(definition["name"]), definition)
+    found = await etls.one(name)
+    return Shown(found, await etls.details(name) if found.stage == RUNNING else None)
 
 
 def read_definition(path: Path) -> dict[str, Any]:
@@ -173,11 +149,9 @@ async def transform(plan: Plan, endpoint: str | None, console: Console) -> Ended
         if not keys:
             raise SourceMissing(f"{plan.source}/{plan.key}: no objects")
         await _check_names(plan, cluster.etls, keys)
-        asked = TransformRequest(
-            etl=plan.etl, source=plan.source, prefix=plan.key, target=plan.target, prepend=plan.to
-        )
         with Display(console, len(keys)) as display:
-            start = partial(cluster.etls.start_transform, asked)
+            places = plan.source, plan.key, plan.target, plan.to
+            start = partial(cluster.etls.start_transform, plan.etl, *places)
             ended = await run_to_end(cluster.jobs, start, display)
     if ended.stopped:
         return ended
@@ -196,9 +170,8 @@ async def _transform_one(plan: Plan, cluster: Cluster) -> None:
             f"{error}; for all objects below it, write {plan.source}/{plan.key}/"
         ) from error
     await _check_names(plan, cluster.etls, [plan.key])
-    await cluster.etls.transform(
-        plan.etl, plan.arguments, (plan.source, plan.key), (plan.target, plan.to)
-    )
+    places = plan.source, plan.key, plan.target, plan.to
+    await cluster.etls.transform(plan.etl, plan.arguments, *places)
 
 
 async def _check_names(plan: Plan, etls: Etls, keys: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from aisfs.errors import AlreadyExists, ConfigError, JobFailed, JobNotFound, Uns
 from aisfs.http.exchange import Reply
 from aisfs.model import Bucket
 from aisfs.stores.ais import requests
-from aisfs.stores.ais.etls import TransformRequest, etl_path, start_transform
+from aisfs.stores.ais.etls import etl_path, start_transform
 from aisfs.stores.ais.replies import failure
 from tests.commands.test_jobs import running
 from tests.support.for_each import for_each
@@ -164,8 +164,8 @@ def test_a_cluster_without_etls(tmp_path: Path) -> None:
 def test_what_refusals_mean() -> None:
     bucket = Bucket("b")
     one = requests.transform_object(bucket, "k", "upper-etl", "", bucket, "new")
-    asked = TransformRequest(etl="upper-etl", source=bucket, prefix="", target=Bucket("out"))
-    many, ask = start_transform(asked), requests.Request("GET", etl_path("upper-etl"), "", "x")
+    many = start_transform("upper-etl", bucket, "", Bucket("out"), "")
+    ask = requests.Request("GET", etl_path("upper-etl"), "", "x")
     kubernetes = "the operation requires Kubernetes"
     cases = [
         (ask, 400, kubernetes, Unsupported),

@@ -233,6 +233,7 @@ def test_definitions(tool: Tool) -> None:
     # A failed start leaves an entry.
     assert refused(tool.init("failed-etl", "no/such/image"))[:2] == (400, "ErrETL")
     assert tool.listed()["failed-etl"]["stage"] == "Aborted"
+    assert refused(tool.ask("/failed-etl/start", "POST"))[:2] == (400, "ErrETL")
 
 
 @for_each(

@@ -7,7 +7,6 @@ Must not know: HTTP, requests, errnos.
 
 import base64
 import re
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -77,18 +76,6 @@ class Log(msgspec.Struct, rename={"target": "target_id", "content": "logs"}):
         return base64.b64decode(self.content).decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformRequest:
-    """What is to be transformed, and where the results go."""
-
-    etl: str
-    source: Bucket
-    prefix: str
-    target: Bucket
-    prepend: str = ""
-    """How names of results begin, before those of the sources."""
-
-
 def etl_path(name: str, verb: str = "") -> str:
     """Return the path of an ETL, whose name a user has typed.
 
@@ -100,16 +87,16 @@ def etl_path(name: str, verb: str = "") -> str:
     return f"{ETLS}/{name}/{verb}" if verb else f"{ETLS}/{name}"
 
 
-def start_transform(asked: TransformRequest) -> Request:
-    """Start the job that transforms a bucket or a prefix; the reply is its id."""
-    etl_path(asked.etl)
-    space = asked.target.namespace or "@#"
-    to = f"{asked.target.provider.value}/{space}/{asked.target.name}/"
-    value = {"id": asked.etl, "prefix": asked.prefix, "prepend": asked.prepend, "coer": True}
+def start_transform(etl: str, source: Bucket, prefix: str, to: Bucket, prepend: str) -> Request:
+    """Start the job that transforms a bucket or a prefix; the reply is its id.
+
+    Names of results begin with `prepend`, before those of the sources. A failure does not end the job.
+    """
+    place = f"{to.provider.value}/{to.namespace or '@#'}/{to.name}/"
+    value = {"id": etl, "prefix": prefix, "prepend": prepend, "coer": True}
     body = encode_json({"action": "etl-bck", "name": "", "value": value})
-    query = f"{bucket_query(asked.source)}&{urlencode({'bck_to': to})}"
-    subject = f"the ETL {asked.etl} of {asked.source}/{asked.prefix}"
-    path, headers = bucket_path(asked.source), {"Content-Type": JSON}
+    query, subject = bucket_query(source, {"bck_to": place}), f"the ETL {etl} of {source}/{prefix}"
+    path, headers = bucket_path(source), {"Content-Type": JSON}
     return Request("POST", path, query, subject, headers, body, patience=_START_SECONDS)
 
 
@@ -169,17 +156,18 @@ class Etls(Questions):
         """Stop and forget an ETL."""
         await self._ask(Request("DELETE", etl_path(name), "", f"the ETL {name}"))
 
-    async def start_transform(self, asked: TransformRequest) -> str:
+    async def start_transform(
+        self, etl: str, source: Bucket, prefix: str, to: Bucket, prepend: str
+    ) -> str:
         """Start the job that transforms a bucket or a prefix; return its id."""
-        request = start_transform(asked)
+        request = start_transform(etl, source, prefix, to, prepend)
         return parse_job_id(await self._send(request), request.subject)
 
     async def transform(
-        self, etl: str, arguments: str, source: tuple[Bucket, str], target: tuple[Bucket, str]
+        self, etl: str, arguments: str, bucket: Bucket, key: str, to: Bucket, new_key: str
     ) -> None:
         """Store a copy of one object as an ETL transforms it."""
-        etl_path(etl)
-        await self._send(transform_object(*source, etl, arguments, *target))
+        await self._send(transform_object(bucket, key, etl, arguments, to, new_key))
 
 
 def _decoded(reply: Reply, kind: type[T], subject: str) -> T:

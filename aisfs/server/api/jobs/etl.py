@@ -418,20 +418,19 @@ class Etls:
             raise _not_valid(wrong)
         if definition.name in self._known:
             raise Failure(409, f"p[{{node}}]: etl job {definition.name} already exists")
-        etl = self._begin(message)
-        if not etl.command:
-            etl.job.abort()
-            pod = f"{etl.name}-{self._node_id}"
-            status = f"container: {etl.name}, state: Waiting, reason: ErrImagePull"
-            about = f't[{{node}}],pod="{pod}",service="{pod}",pod_status="{status}"'
-            raise Failure(400, f"[{about}] context deadline exceeded", "ErrETL", node="t")
-        return text_reply(etl.job.uuid)
+        return text_reply(self._begin(message).job.uuid)
 
     def _begin(self, message: dict[str, Any]) -> Etl:
         definition = msgspec.convert(message, _Definition)
         command = (self._commands or {}).get(definition.image, [])
         etl = self._known[definition.name] = Etl(message, definition, command)
         self._registry.start(etl.job, lambda: _live(etl))
+        if not command:  # the entry stays, as after any start that failed
+            etl.job.abort()
+            pod = f"{etl.name}-{self._node_id}"
+            status = f"container: {etl.name}, state: Waiting, reason: ErrImagePull"
+            about = f't[{{node}}],pod="{pod}",service="{pod}",pod_status="{status}"'
+            raise Failure(400, f"[{about}] context deadline exceeded", "ErrETL", node="t")
         return etl
 
     # Reading --------------------------------------------------------------------------------
