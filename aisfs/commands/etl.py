@@ -68,7 +68,7 @@ def show(name: str, endpoint: str | None, as_json: bool) -> None:
         return
     click.echo(f"{name}: {escaped(found.etl.stage)}, {counted(found.etl.objects, 'object')}")
     if definition:
-        click.echo(shown(json.dumps(definition, indent=2, ensure_ascii=False)))
+        click.echo(shown(json.dumps(definition, indent=2)))
     for error in errors:
         click.echo(escaped(shown(f"{error.name}: {error.text.strip()} (HTTP {error.status})")))
 
@@ -81,7 +81,7 @@ def logs_(name: str, endpoint: str | None) -> None:
     from aisfs.work import etl
 
     for log in run(partial(etl.ask, endpoint, lambda etls: etls.logs(name))):
-        for line in log.text.splitlines():
+        for line in log.content.decode("utf-8", "replace").splitlines():
             click.echo(escaped(shown(f"{log.target}: {line}")))
 
 

@@ -161,6 +161,12 @@ def test_a_cluster_without_etls(tmp_path: Path) -> None:
             assert "the cluster is built without ETLs" in etl(server, *command, code=1)
 
 
+def test_a_server_whose_transformer_cannot_be_run(server: RunningServer, tmp_path: Path) -> None:
+    with running(server, "serve", str(tmp_path), "--etl", "lost-etl=no-such-program") as command:
+        _, err = command.end(2)
+    assert err == "aisfs: --etl lost-etl=no-such-program: there is no program no-such-program\n"
+
+
 def test_what_refusals_mean() -> None:
     bucket = Bucket("b")
     one = requests.transform_object(bucket, "k", "upper-etl", "", bucket, "new")

@@ -109,8 +109,8 @@ def refused(reply: requests.Response) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def tool(server: RunningServer, http: requests.Session) -> Tool:
-    return Tool(server, http)
+def tool(trapped: RunningServer, http: requests.Session) -> Tool:
+    return Tool(trapped, http)
 
 
 NOT_BUILT = "cannot use ETL in a build without ETL support - operation not supported"
@@ -138,7 +138,8 @@ def test_a_build_without_etls(tmp_path: Path, http: requests.Session, traps: boo
         assert "Ais-Version" in tool.read("h1", "").headers
 
 
-def test_reads(tool: Tool, traps: bool) -> None:
+def test_reads(server: RunningServer, http: requests.Session, traps: bool) -> None:
+    tool = Tool(server, http)
     small = tool.read("h1", "upper-etl", headers={"Range": "bytes=2-3"})
     assert (small.status_code, small.content) == (200, b"HELLO ETL\n")
     assert small.headers["Content-Length"] == "10"
@@ -161,7 +162,8 @@ def test_reads(tool: Tool, traps: bool) -> None:
     assert tool.listed()["upper-etl"]["obj_count"] == 5
 
 
-def test_errors_of_reads(tool: Tool, server: RunningServer) -> None:
+def test_errors_of_reads(server: RunningServer, http: requests.Session) -> None:
+    tool = Tool(server, http)
     gone = 't[{}]: {} does not exist - try starting new ETL with "{}/v1/etl/init" endpoint'
     reply = tool.read("h1", "unknown-etl")
     node = reply.json()["node"].removeprefix("t[").removesuffix("]")
@@ -271,13 +273,13 @@ def test_copies_of_objects(tool: Tool) -> None:
     assert tool.http.get(f"{tool.base}/objects/b/new-refuses-etl").status_code == 404
 
 
-def test_copies_of_buckets(tool: Tool, server: RunningServer) -> None:
+def test_copies_of_buckets(tool: Tool, trapped: RunningServer) -> None:
     for name in ("p/a.jpg", "p/b.png"):
         tool.http.put(f"{tool.base}/objects/b/{name}", data=b"x").raise_for_status()
     renamed = {"prefix": "p/", "prepend": "x-", "ext": {"jpg": "txt"}}
     done = tool.job("new", id="upper-etl", **renamed)
     assert (done["stats"]["loc-objs"], done["err"]) == ("2", "")
-    assert sorted(os.listdir(server.root / "new/x-p")) == ["a.txt", "b.png"]
+    assert sorted(os.listdir(trapped.root / "new/x-p")) == ["a.txt", "b.png"]
     got = tool.http.get(f"{tool.base}/objects/new/x-p/a.txt")
     assert (got.content, got.headers["Ais-Version"]) == (b"X", "1")
     failed = tool.job("other", id="refuses-etl", coer=True)
@@ -293,7 +295,7 @@ def test_copies_of_buckets(tool: Tool, server: RunningServer) -> None:
     selected = {"id": "upper-etl", "tobck": {"name": "new"}, "objnames": ["h1"]}
     message = {"action": "etl-listrange", "value": selected}
     assert tool.http.post(f"{tool.base}/buckets/b", json=message).ok
-    until(lambda: (server.root / "new/h1").exists())
+    until(lambda: (trapped.root / "new/h1").exists())
 
 
 # Traps ----------------------------------------------------------------------------------------

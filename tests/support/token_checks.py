@@ -34,7 +34,7 @@ _BITS = {
     ("ml", "GET"): 1 << 0,
 }
 """AIStore's bits of permission, for the requests of clients such as ours; about right for jobs."""
-_LIST_BUCKETS, _SHOW_CLUSTER = 1 << 12, 1 << 13
+_LIST_BUCKETS, _SHOW_CLUSTER, _ADMIN = 1 << 12, 1 << 13, 1 << 17
 _JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+")
 
 
@@ -67,6 +67,8 @@ class Issuer:
         wanted = _BITS.get((root, method), _SHOW_CLUSTER)
         if root == "buckets" and not bucket:
             wanted = _LIST_BUCKETS
+        if root == "etl":
+            wanted = _ADMIN
         if claims.get("admin") is not True and wanted & ~_granted(claims, cluster, bucket):
             text = f"user `{claims['sub']}` has insufficient permissions"
             raise Failure(403, text)

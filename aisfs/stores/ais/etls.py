@@ -5,7 +5,6 @@ Questions are repeated until they are answered, what starts something is sent on
 Must not know: HTTP, requests, errnos.
 """
 
-import base64
 import re
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -68,12 +67,8 @@ class Log(msgspec.Struct, rename={"target": "target_id", "content": "logs"}):
     """What the transformer of a target has logged."""
 
     target: str = ""
-    content: str = ""
-
-    @property
-    def text(self) -> str:
-        """The log."""
-        return base64.b64decode(self.content).decode("utf-8", "replace")
+    content: bytes = b""
+    """Sent as base64."""
 
 
 def etl_path(name: str, verb: str = "") -> str:
