@@ -170,6 +170,8 @@ def test_a_server_whose_transformer_cannot_be_run(server: RunningServer, tmp_pat
 def test_what_refusals_mean() -> None:
     bucket = Bucket("b")
     one = requests.transform_object(bucket, "k", "upper-etl", "", bucket, "new")
+    read = requests.Request("GET", "/v1/objects/b/k", "provider=ais&etl_name=upper-etl", "x")
+    stopped = 't[x]: upper-etl does not exist - try starting new ETL with "…" endpoint'
     many = start_transform("upper-etl", bucket, "", Bucket("out"), "")
     ask = requests.Request("GET", etl_path("upper-etl"), "", "x")
     kubernetes = "the operation requires Kubernetes"
@@ -181,6 +183,9 @@ def test_what_refusals_mean() -> None:
         (ask, 404, "p[x]: etl job upper-etl does not exist", JobNotFound),
         (many, 404, "ETL upper-etl doesn't exist", JobNotFound),
         (one, 400, "ETL upper-etl doesn't exist", JobNotFound),
+        (read, 404, stopped, JobNotFound),
+        (read, 400, '[t[x],etl="zzz-etl"] entry not found in the target', JobNotFound),
+        (read, 404, "ETL error: no such page", JobFailed),
         (one, 500, "ETL error: connection refused", JobFailed),
         (ask, 409, "p[x]: etl job upper-etl already exists", AlreadyExists),
         (ask, 400, "invalid etl.InitMsg: …", ConfigError),

@@ -580,7 +580,11 @@ _OF_ETLS: list[tuple[str, type[AisfsError], str]] = [
         Unsupported,
         "the cluster does not run in Kubernetes, which ETLs need",
     ),
-    (r"(ETL|etl job) \S+ do(es not|esn't) exist", JobNotFound, "no such ETL, or it does not run"),
+    (
+        r"(ETL|etl job) \S+ do(es not|esn't) exist|does not exist - try starting|entry not found in",
+        JobNotFound,
+        "no such ETL, or it does not run",
+    ),
     (r"etl job \S+ already exists", AlreadyExists, "there is an ETL of this name"),
     (r"^invalid etl\.InitMsg", ConfigError, "the cluster refuses this definition"),
     ("pod_status=", JobFailed, "its transformer did not start"),

@@ -69,10 +69,13 @@ _IMAGE = re.compile(r"^[ \t-]*image:[ \t]*[\"']?([^\s\"']+)", re.MULTILINE)
 _TYPES = ("", "hpush://", "hpull://", "ws://")
 _OBJECT_SECONDS = 10.0
 """AIStore's default for one object."""
+_MOST_SECONDS = 86_400.0
+"""As much as `poll` can wait for, and more than anybody means."""
 _BUFFERED = 2048
 """Bytes that Go keeps before it sends headers: a shorter reply gets its length."""
 _STREAMED = 64 << 10
-_MOST_ERRORS = 128
+MOST_ERRORS = 128
+"""Of each ETL, and of each job that uses one."""
 _MOST_TEXT = 64 << 10
 """Bytes of standard error that are kept of a process, and of each ETL."""
 _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
@@ -161,7 +164,7 @@ class Etl:
     definition: _Definition
     command: list[str]
     job: Job = field(default_factory=lambda: Job(ETL, uuid=f"etl-{new_id()}"))
-    errors: "ObjectErrors" = field(default_factory=lambda: ObjectErrors(maxlen=_MOST_ERRORS))
+    errors: "ObjectErrors" = field(default_factory=lambda: ObjectErrors(maxlen=MOST_ERRORS))
     log: bytes = b""
     runs: set["Run"] = field(default_factory=set)
     """The transformations that go on."""
@@ -188,7 +191,8 @@ class Etl:
     def seconds(self) -> float:
         """How long one object may take."""
         parts = re.findall(r"([\d.]+)([a-z]+)", self.definition.obj_timeout)
-        return sum(float(number) * _UNITS[unit] for number, unit in parts) or _OBJECT_SECONDS
+        given = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        return min(given or _OBJECT_SECONDS, _MOST_SECONDS)
 
     def environment(self, arguments: str) -> dict[str, str]:
         """Return the variables of its processes."""

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from aisfs.server.api.jobs.buckets import ListJobs, make_like, named_in, target_in
-from aisfs.server.api.jobs.etl import Etl, Etls, ObjectErrors
+from aisfs.server.api.jobs.etl import MOST_ERRORS, Etl, Etls, ObjectErrors
 from aisfs.server.api.jobs.registry import (
     ETL_LIST,
     Job,
@@ -40,10 +40,11 @@ class Transforms:
         """Transform a bucket, or the part of it below a prefix; or the selected objects."""
         etl = self._etls.named(str(value.get("id", "")))
         if kind == ETL_LIST:
-            to, keys = check_bucket_name(target_in(value)), self._lists.selected(bucket, value)
+            to = check_bucket_name(target_in(value))
+            keys = list(self._lists.selected(bucket, value))
         else:
-            prefix = os.fsencode(str(value.get("prefix", "")))
-            to, keys = named_in(request), keys_below(Directories(), bucket, prefix, continued=False)
+            to, prefix = named_in(request), os.fsencode(str(value.get("prefix", "")))
+            keys = list(keys_below(Directories(), bucket, prefix, continued=False))
         is_dry = value.get("dry_run") is True
         if to == bucket.name and not is_dry:
             raise Failure(400, f'cannot {kind} bucket "ais://{to}" onto itself')
@@ -55,31 +56,27 @@ class Transforms:
             known = to in self._storage.names()
             target = self._storage.bucket(to) if known else make_like(self._storage, bucket, to)
         job = Job(kind, bucket.name, to, prefix=str(value.get("prefix", "")))
-        keep_latest(self._etls.offline, job.uuid, ObjectErrors())
-        self._registry.start(job, lambda: self._run(job, etl, bucket, target, list(keys), value))
-        return text_reply(job.uuid)
+        errors = ObjectErrors(maxlen=MOST_ERRORS)
+        keep_latest(self._etls.offline, job.uuid, errors)
+        goes_on = value.get("coer") is True
 
-    def _run(
-        self,
-        job: Job,
-        etl: Etl,
-        bucket: Bucket,
-        target: Bucket,
-        keys: list[bytes],
-        value: dict[str, Any],
-    ) -> None:
-        for key in keys:
-            self._registry.step(job)
-            try:
-                job.size += self._transform(etl, bucket, key, target, value)
-                job.objects += 1
-            except Failure as failure:
+        def work() -> None:
+            for key in keys:
+                self._registry.step(job)
                 name = uri_of(bucket.name, key)
-                told = {"obj_name": name, "msg": failure.message, "ecode": failure.status}
-                self._etls.offline[job.uuid].append(told)
-                if value.get("coer") is not True or etl.stage != "Running":
-                    raise JobFailed(f"{name}: {failure.message}") from failure
-                job.errors.append(f"{name}: {failure.message}")
+                try:
+                    job.size += self._transform(etl, bucket, key, target, value)
+                    job.objects += 1
+                except Failure as failure:
+                    errors.append(
+                        {"obj_name": name, "msg": failure.message, "ecode": failure.status}
+                    )
+                    if not goes_on or etl.stage != "Running":
+                        raise JobFailed(f"{name}: {failure.message}") from failure
+                    job.errors.append(f"{name}: {failure.message}")
+
+        self._registry.start(job, work)
+        return text_reply(job.uuid)
 
     def _transform(
         self, etl: Etl, bucket: Bucket, key: bytes, target: Bucket, value: dict[str, Any]
