@@ -5,7 +5,7 @@ that runs once for each object: the object on standard input, the result on stan
 in `AISFS_ETL_ARGS`, and the environment of the definition as a JSON object in `AISFS_ETL_ENV`. (As variables of their
 own, a client could make the dynamic linker load what it has uploaded.) An exit code other than 0 is a pod that
 answers 500, with what the command wrote to standard error; one that a signal ends is a pod that has died, which
-aborts the ETL.
+aborts the ETL. When the server ends, commands end by themselves, at the latest when they write.
 
 With traps (see `Kindness.breaks_transforms`) a result is sent while it is made, so that what goes wrong later is
 appended to it; names are part of a URL; and the time for an object ends when the client has read all of it. Without,
