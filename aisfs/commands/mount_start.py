@@ -36,7 +36,7 @@ from aisfs.settings import (
 )
 from aisfs.settings.files import Configuration, FileValues
 from aisfs.system import daemon
-from aisfs.system.keeping import Keeping, keep
+from aisfs.system.keeping import NOTES_FORMAT, Keeping, keep
 from aisfs.system.logs import RecentWarnings
 from aisfs.work.display import counted, size_text
 
@@ -296,6 +296,7 @@ def what_is_shown(plan: MountPlan, given: Mapping[str, object]) -> Mapping[str, 
         "MNT": os.path.abspath(plan.mountpoint),
         "SOURCE": str(plan.source),
         "-o": ",".join(sorted(plan.options)),
+        "the format of notes": str(NOTES_FORMAT),
     }
     for name in _MUST_STAY:
         if name not in _MAY_CHANGE:

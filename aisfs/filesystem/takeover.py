@@ -17,6 +17,8 @@ Each record is
       forgotten  numbers
       fact       a pair in JSON: a key, and what is true of it now; null if nothing is any more
       handle     of an open file: handle, number, request, flags, and how many more of it there are
+
+Whoever changes how anything is noted, facts included, counts `aisfs.system.keeping.NOTES_FORMAT` up.
 """
 
 import json

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 PROGRAM = Path(__file__).with_name("keeper.py")
 FROZEN = "keeper"
 """The first argument by which the frozen program knows that it is to be the keeper."""
+NOTES_FORMAT = 1
+"""Changes with how anything is noted for the next daemon, which goes on only with what it understands."""
 LEAST_KERNEL = (6, 9)
 """Since then a kernel repeats the requests that a dead daemon has taken: FUSE_NOTIFY_RESEND."""
 _MESSAGE_MAX = 65536
