@@ -408,7 +408,13 @@ async def _keep(
     if keeping.takeover is not None:
         services.metrics.restarts.inc(keeping.takeover.restarts)
     keeping.listen()
-    filesystem.take_over(NumberLog(keeping.numbers))
+    numbers = NumberLog(keeping.numbers)
+    filesystem.take_over(numbers)
+    if services.readiness is not None:
+        if (known := numbers.get("map")) is not None:
+            services.readiness.go_on(known)
+        services.readiness.note = partial(filesystem.inodes.fact, "map")
+        services.readiness.note(services.readiness.known)
     services.nursery.start_soon(filesystem.shorten_log)
 
 

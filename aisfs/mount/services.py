@@ -41,6 +41,7 @@ from aisfs.mount.memory import MemoryLimits, memory_limits
 from aisfs.mount.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.mount.source import OpenSource, open_source
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
+from aisfs.stores.ais.readiness import Readiness
 from aisfs.stores.port import WritableStore
 from aisfs.stores.registry import direct_store, named_files
 from aisfs.system.memory import MachineMemory
@@ -70,6 +71,8 @@ class Services:
     store: WritableStore
     ping: Callable[[], Awaitable[None]] | None
     """Raises if the cluster does not answer; None where there is no cluster."""
+    readiness: Readiness | None
+    """What is known of the cluster's map."""
     metrics: Metrics
     blocks: BlockCache | None
     """The disk cache."""
@@ -235,6 +238,7 @@ def _build(
         root=opened.root,
         store=store,
         ping=opened.ping,
+        readiness=opened.readiness,
         metrics=metrics,
         blocks=blocks,
         staging=staging,

@@ -42,6 +42,7 @@ from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.cluster import check_answers, identify_endpoint, wrong_scheme
+from aisfs.stores.ais.readiness import Readiness
 from aisfs.stores.local import LocalStore
 from aisfs.stores.pipeline import CallPipeline
 from aisfs.stores.port import WritableStore
@@ -60,6 +61,8 @@ class OpenSource:
     store: WritableStore
     ping: Callable[[], Awaitable[None]] | None = None
     """Raises `Unavailable` if the cluster does not answer; None where there is no cluster."""
+    readiness: Readiness | None = None
+    """What is known of the cluster's map, if there is a cluster."""
     watch: Callable[[], Awaitable[None]] | None = None
     """To be run as long as the source is used, if there is a cluster; see `AISClient.watch_map`."""
     index_bucket: IndexBucket | None = None
@@ -131,7 +134,9 @@ def _with_cluster(found: OpenSource, cluster: ClusterSettings) -> OpenSource:
     name = cluster.index_bucket
     indexes = IndexBucket(Bucket(name), store.by_uuid) if name else None
     ping = partial(check_answers, store)
-    return replace(found, ping=ping, watch=store.watch_map, index_bucket=indexes)
+    readiness = store.transport.readiness
+    watch = store.watch_map
+    return replace(found, ping=ping, readiness=readiness, watch=watch, index_bucket=indexes)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
@@ -92,6 +93,23 @@ class Readiness:
         """Buckets whose last listing was not complete."""
         self._muted: dict[str, float] = {}
         """Buckets whose listing was refused, and when, on the clock of `time.monotonic`."""
+        self.note: Callable[[list[Any]], None] = lambda _: None
+        """Told what is known of the map whenever that changes, for another process."""
+
+    @property
+    def known(self) -> list[Any]:
+        """What is known of the map, to be spelled as JSON; see `go_on`."""
+        changed = self._changed if self._changed != float("-inf") else None
+        return [self._cluster, self.version, sorted(self._targets), changed]
+
+    def go_on(self, known: list[Any]) -> None:
+        """Know what another process of this machine knew lately: targets may have joined or left a moment ago."""
+        with self._lock:
+            self._cluster, self.version, targets, changed = known
+            self._targets = frozenset(targets)
+            self._changed = float("-inf") if changed is None else changed
+            self._looked = float("-inf")
+            self._calm.clear()
 
     def disturbed(self, episode: int) -> None:
         """Note a sign of a restart that showed on a connection of `episode`."""
@@ -222,10 +240,13 @@ class Readiness:
             if now < self._looked:  # another thread has a newer one
                 return
             self._looked = now
+            before = self.known
             if found is None:
                 log.debug("the cluster does not give its map (HTTP %d)", reply.status)
             else:
                 self._take(found)
+        if self.known != before:
+            self.note(self.known)
 
     def _take(self, found: _Map) -> None:
         nodes = found.tmap or {}

@@ -9,6 +9,7 @@ import socket
 import time
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,7 @@ from aisfs.stores.port import BytesContent, Upload
 from tests.stores.ais.scripted_server import (
     MiniCluster,
     Seen,
+    connected,
     error,
     reply,
     store_of,
@@ -195,6 +197,26 @@ async def test_a_restart_that_does_not_end_is_a_timeout():
         with pytest.raises(DeadlineExceeded, match="the cluster is starting"):
             await store.upload(Upload(B, "k", BytesContent(b"new")))
         assert cluster.targets == {"t1": {}, "t2": {"k": b"old"}, "t3": {}}
+
+
+@for_each("changed", ["targets", "just now"])
+async def test_another_daemon_of_a_mount_knows_what_the_one_before_knew(changed):
+    cluster = Cluster()
+    noted: list[Any] = []
+    async with connected(cluster, io_timeout=1.0) as (client, _):
+        client.transport.readiness.note = noted.append
+        await CallPipeline(client, deadline=1.0).head(B, "k")
+    known = json.loads(json.dumps(noted[-1]))
+    if changed == "targets":
+        cluster.known = ["t1", "t3"]
+    else:
+        known[-1] = time.monotonic() + 60
+    async with connected(cluster, io_timeout=1.0) as (client, _):
+        store = CallPipeline(client, deadline=1.0)
+        client.transport.readiness.go_on(known)
+        expected = "misses 1 target" if changed == "targets" else "joined or left the cluster"
+        with pytest.raises(DeadlineExceeded, match=expected):
+            await store.head(B, "nothing")
 
 
 async def test_nothing_is_written_before_all_targets_are_back():
