@@ -86,6 +86,16 @@ class ContentUnreadable(AisfsError):
     """The bytes to be written cannot be read, or have changed."""
 
 
+class TransformFailed(AisfsError):
+    """An object could not be transformed, so there is no content of it."""
+
+
+class TransformBroken(TransformFailed):
+    """A transformation broke off, which may be different next time."""
+
+    transient = True
+
+
 class ProtocolError(AisfsError):
     """The reply is neither a success nor a known error."""
 

@@ -191,6 +191,14 @@ class Metrics:
             "aisfs_failed_uploads",
             "Files that were closed and could not be uploaded: they wait on, or `aisfs recover` lists them.",
         )
+        self.transformations = self._counter(
+            "aisfs_transformations",
+            "Objects that were transformed, by --etl or --transform.",
+        )
+        self.failed_transformations = self._counter(
+            "aisfs_failed_transformations",
+            "Objects that could not be transformed; what was tried again and succeeded is not counted.",
+        )
         self.names_refused = self._counter(
             "aisfs_refused_names",
             "Keys of listings that cannot be shown as names, by reason.",

@@ -187,6 +187,10 @@ NO_CUSTOM: Mapping[str, str] = MappingProxyType({})
 """No custom metadata: one mapping for all the objects of a listing that have none."""
 
 
+FAILURE = "aisfs-error"
+"""The custom metadata of an object that is only listed: why it has no content."""
+
+
 class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One version of one object, as a listing or a HEAD told it."""
 

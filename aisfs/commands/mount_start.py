@@ -28,6 +28,7 @@ from aisfs.redaction import escaped, shown
 from aisfs.settings import (
     KernelSettings,
     LogSettings,
+    TransformSettings,
     TreeSettings,
     ViewSettings,
     configuration,
@@ -286,12 +287,18 @@ _MAY_CHANGE = frozenset(
     }
 )
 """Options of views and trees that decide neither which names there are, nor what the kernel remembers of them."""
-_MUST_STAY = (*ViewSettings.options, *TreeSettings.options, *KernelSettings.options, "writable")
+_MUST_STAY = (
+    *ViewSettings.options,
+    *TreeSettings.options,
+    *KernelSettings.options,
+    *TransformSettings.options,
+    "writable",
+)
 
 
 def what_is_shown(plan: MountPlan, given: Mapping[str, object]) -> Mapping[str, str]:
     """Return the options of a mount that must stay while it lasts: the kernel remembers what came of them."""
-    settings = (load(ViewSettings, given), plan.tree, plan.kernel, plan.writing)
+    settings = (load(ViewSettings, given), plan.tree, plan.kernel, plan.writing, plan.transform)
     shown = {
         "MNT": os.path.abspath(plan.mountpoint),
         "SOURCE": str(plan.source),

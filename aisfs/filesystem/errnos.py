@@ -15,6 +15,8 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     errors.NameGone: (errno.ESTALE, logging.DEBUG),  # of many such only few are seen by a program
     errors.Unavailable: (errno.EIO, logging.ERROR),
     errors.Unproven: (errno.EIO, logging.ERROR),
+    errors.TransformFailed: (errno.EIO, logging.ERROR),
+    errors.TransformBroken: (errno.EIO, logging.ERROR),
     errors.DeadlineExceeded: (errno.ETIMEDOUT, logging.ERROR),
     errors.OutOfSpace: (errno.ENOSPC, logging.ERROR),
     errors.FileTooLarge: (errno.EFBIG, logging.DEBUG),

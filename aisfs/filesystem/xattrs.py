@@ -13,7 +13,7 @@ from aisfs.errors import AisfsError, NoSuchAttribute, NotPermitted
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.metrics import Metrics
-from aisfs.model import ByteRange
+from aisfs.model import FAILURE, ByteRange
 from aisfs.redaction import shown
 from aisfs.system.logs import RecentWarnings
 
@@ -23,6 +23,8 @@ VERSION = b"user.ais.version"
 CHECKSUM = b"user.ais.checksum"
 SHARD = b"user.aisfs.shard"
 OFFSET = b"user.aisfs.offset"
+ERROR = b"user.aisfs.error"
+"""Why an object could not be transformed."""
 WARNINGS = b"user.aisfs.warnings"
 SKIPPED = b"user.aisfs.skipped"
 STATS = b"user.aisfs.stats"
@@ -145,7 +147,8 @@ class Xattrs:
         node = self._filesystem.inodes.node(ino)
         match node:
             case ObjectNode(_, info):
-                found = {VERSION: info.version, CHECKSUM: info.checksum}
+                error = info.custom.get(FAILURE, "")
+                found = {VERSION: info.version, CHECKSUM: info.checksum, ERROR: error}
                 return {name: shown(said).encode() for name, said in found.items() if said}
             case ShardNode():
                 return await self._in_shard(node, ino)

@@ -46,12 +46,14 @@ from aisfs.settings import (
     MonitoringSettings,
     Settings,
     ShardIndex,
+    TransformSettings,
     TreeSettings,
     View,
     ViewSettings,
     WriteSettings,
 )
 from aisfs.stores.registry import as_served, direct_store, origin_of_store, refuse_read_only
+from aisfs.stores.transformed import Command, parse_command
 from aisfs.system.threads import start_service_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -77,6 +79,10 @@ class SourcePlan:
     """Whether only a part of the source is read, so that the whole of it need not be listable."""
     rescan: bool = False
     """Whether no index is taken from the disk cache."""
+    transform: TransformSettings = field(default_factory=TransformSettings)
+    """What is done with objects before they are shown."""
+    command: Command | None = None
+    """What `--transform` runs."""
     reach: Reach | None = None
     """Where redirects of web servers may lead, if somebody else than the user named the source."""
     sharers: Callable[[], int] | None = None
@@ -112,7 +118,12 @@ def is_local(source: Source) -> bool:
 
 
 def origin_of(plan: SourcePlan) -> str:
-    """Return where the objects are: the endpoint, the store, or the directory that is mounted."""
+    """Return where the objects are: the endpoint, the store, or the directory that is mounted; and how they are transformed."""
+    origin = _place_of(plan)
+    return f"{origin} {plan.transform}" if plan.transform else origin
+
+
+def _place_of(plan: SourcePlan) -> str:
     if isinstance(plan.source, DirectorySource):
         return str(plan.source.path.resolve())
     if isinstance(plan.source, DatasetSource) and plan.source.local:
@@ -158,6 +169,25 @@ def _check_writing(writing: WriteSettings, source: Source, options: Collection[s
         raise ConfigError("-o rw: mounts are read-only without --writable")
 
 
+def _check_transform(
+    transform: TransformSettings, writing: WriteSettings, cache: CacheSettings, source: Source
+) -> None:
+    """Check that options about transformations fit the others, and the source."""
+    if transform.etl_args and not transform.etl:
+        raise ConfigError("--etl-args needs --etl")
+    if not transform:
+        return
+    option = "--etl" if transform.etl else "--transform"
+    if transform.etl and transform.transform:
+        raise ConfigError("--transform: not with --etl")
+    if writing.writable:
+        raise ConfigError(f"--writable: not with {option}: what is made of an object is only read")
+    if cache.cache_size == 0:
+        raise ConfigError(f"{option}: not with --cache-size 0, since results are kept on disk")
+    if transform.etl and (is_local(source) or direct_store(source)):
+        raise ConfigError(f"--etl: {source} is not in AIStore; --transform runs a command here")
+
+
 def plan_mount(
     words: list[str],
     mountpoint: Path,
@@ -185,6 +215,8 @@ def plan_mount(
         modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
         settings = {**modes, **settings}
     _check_writing(writing, source, options)
+    transform, cache = load(TransformSettings, settings), load(CacheSettings, settings)
+    _check_transform(transform, writing, cache, source)
     tree = load(TreeSettings, settings)
     if spec.reshaped and tree.shard_index is ShardIndex.ALWAYS:
         option = "--view shards --join" if view.shuffle is None else "--shuffle"
@@ -195,7 +227,9 @@ def plan_mount(
         keys=EVERY_KEY if isinstance(source, DatasetSource) else _key_filter(view),
         mountpoint=mountpoint.absolute(),
         tree=tree,
-        cache=load(CacheSettings, settings),
+        cache=cache,
+        transform=transform,
+        command=parse_command(transform.transform) if transform.transform else None,
         writing=writing,
         options=frozenset(options),
         kernel=load(KernelSettings, settings),

@@ -40,6 +40,7 @@ from aisfs.metrics import Metrics
 from aisfs.mount.memory import MemoryLimits, memory_limits
 from aisfs.mount.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.mount.source import OpenSource, open_source
+from aisfs.mount.transforming import results_limit, transformed
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.stores.ais.readiness import Readiness
 from aisfs.stores.port import WritableStore
@@ -126,8 +127,18 @@ async def open_services(plan: SourcePlan, lock: int | None = None) -> AsyncItera
         "writable": plan.writing.writable,
         "create_bucket": plan.writing.create_bucket,
     }
+
+    async def show(found: OpenSource, pipeline: WritableStore) -> WritableStore:
+        limit = await trio.to_thread.run_sync(_disk_limit, plan)
+        return await transformed(
+            plan, found.source, found.root, found.store, pipeline, limit, metrics
+        )
+
+    shows = show if plan.transform else None
     async with (
-        open_source(plan.source, plan.cluster, metrics, reach=plan.reach, **may) as opened,
+        open_source(
+            plan.source, plan.cluster, metrics, reach=plan.reach, shows=shows, **may
+        ) as opened,
         _open_disk(plan, lock) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,
@@ -183,18 +194,23 @@ def _open_cache(plan: SourcePlan) -> BlockCache | None:
     """
     if plan.cache.cache_size == 0:
         return None
-    limit = plan.cache.disk_limit(CacheDirectory(plan.cache.cache_dir).taken())
+    limit = _disk_limit(plan)
+    limit -= results_limit(plan, limit)
     if not limit:
         log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
         return None
     try:
         indexes = min(limit // INDEX_SHARE, INDEX_DISK_LIMIT)
-        return BlockCache.open(plan.cache.cache_dir, limit - indexes)
+        return BlockCache.open(plan.cache.cache_dir, max(limit - indexes, LEAST))
     except ConfigError as error:
         if not is_local(plan.source) and plan.cache.free_disk() >= LEAST:
             raise
         log.warning("no disk cache: %s", error)
         return None
+
+
+def _disk_limit(plan: SourcePlan) -> int:
+    return plan.cache.disk_limit(CacheDirectory(plan.cache.cache_dir).taken())
 
 
 def _build(
@@ -274,7 +290,8 @@ def _build_fetcher(
         store,
         nursery,
         background,
-        cache=None if is_local(plan.source) or plan.only_indexes else blocks,
+        # What is transformed is on disk already.
+        cache=None if is_local(plan.source) or plan.only_indexes or plan.transform else blocks,
         origin=origin_of(plan),
         memory_limit=_memory_of(plan).fetched,
         read_ahead_max=plan.cache.read_ahead_max,
@@ -301,7 +318,9 @@ def _build_lister(
     ttls = plan.tree
     # Commands look at what is there now, and a mount that changes things knows more than is kept.
     # A directory of files that were named has no other ones for this mount.
-    own = plan.writing.writable or is_local(plan.source) or named_files(plan.source)
+    # Sizes of results are kept with the results.
+    own = plan.writing.writable or is_local(plan.source) or bool(named_files(plan.source))
+    own = own or bool(plan.transform)
     shared = isinstance(plan, MountPlan) and not own
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
@@ -345,7 +364,7 @@ def _index_sources(
     blocks: BlockCache | None,
 ) -> list[IndexSource]:
     """Return where indexes are looked for before shards are scanned, in this order."""
-    if plan.only_indexes:
+    if plan.only_indexes or plan.transform:  # others' are of the shards as they are stored
         return []
     tree, rules, store = plan.tree, plan.scan, opened.store
     sources: list[IndexSource] = []

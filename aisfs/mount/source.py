@@ -139,6 +139,9 @@ def _with_cluster(found: OpenSource, cluster: ClusterSettings) -> OpenSource:
     return replace(found, ping=ping, readiness=readiness, watch=watch, index_bucket=indexes)
 
 
+Show = Callable[[OpenSource, WritableStore], Awaitable[WritableStore]]
+
+
 @asynccontextmanager
 async def open_source(
     source: Source,
@@ -150,6 +153,7 @@ async def open_source(
     writable: bool = True,
     create_bucket: bool = False,
     reach: Reach | None = None,
+    shows: Show | None = None,
 ) -> AsyncIterator[OpenSource]:
     """Connect the store of a source, with retries, once it has answered; count its calls.
 
@@ -162,6 +166,7 @@ async def open_source(
         writable: Whether something may be put there; else a directory that is empty is worth a warning.
         create_bucket: Make the bucket of the source if it is missing.
         reach: Where redirects of web servers may lead, if that is limited.
+        shows: Returns what shows the objects in place of the store, with its retries.
 
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
@@ -171,6 +176,7 @@ async def open_source(
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics
     )
+    shown: WritableStore = pipeline
     try:
         try:
             with suppress(*[AccessDenied, Unsupported] if may_be_unlistable else []):
@@ -186,10 +192,12 @@ async def open_source(
             if not create_bucket:
                 raise
             await _create_bucket(pipeline, found.bucket)
-        yield replace(found, store=pipeline)
+        if shows is not None:
+            shown = await shows(found, pipeline)
+        yield replace(found, store=shown)
     finally:
         with trio.CancelScope(shield=True):
-            await found.store.aclose()
+            await shown.aclose()
 
 
 async def has_name(text: str, cluster: ClusterSettings) -> bool:

@@ -350,6 +350,44 @@ class ViewSettings(Settings, group=Group.VIEWS):
     # fmt: on
 
 
+_ETLS = re.compile(r"[a-z0-9-]{1,64}(,[a-z0-9-]{1,64})*")
+
+
+def _etls(value: str) -> str:
+    if value and not _ETLS.fullmatch(value):
+        raise ValueError("names of ETLs as `aisfs etl list` has them, with commas in between")
+    return value
+
+
+class TransformSettings(Settings, group=Group.SOURCE):
+    """What is shown in place of the objects."""
+
+    # fmt: off
+    etl = Option(
+        text("NAME[,NAME]", _etls), "", "Show objects as this ETL of AIStore transforms them, then the next one",
+        "to read only; a result is made once, and kept", see="transformed-objects", tenants=True,
+    )
+    etl_args = Option(
+        text("ARGS"), "", "Arguments for the ETLs, as JSON or as they expect them", see="transformed-objects",
+        rare=True, tenants=True,
+    )
+    transform = Option(
+        text("COMMAND"), "", "Show objects as this filter transforms them: stdin to stdout, without a shell",
+        "for any SOURCE, with the rights of the user; `python:MODULE:FUNCTION` calls a function", see="transformed-objects",
+    )
+    # fmt: on
+
+    def __bool__(self) -> bool:
+        return bool(self.etl or self.transform)
+
+    def __str__(self) -> str:
+        return (
+            f"--transform {self.transform}"
+            if self.transform
+            else f"--etl {self.etl} {self.etl_args}"
+        )
+
+
 ID_MOST = (1 << 32) - 2
 """Largest number of a user or group; one more stands for none."""
 

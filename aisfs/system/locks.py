@@ -43,6 +43,7 @@ class Rank(IntEnum):
     CACHE_LEDGER_READS = auto()
     CACHE_SEGMENTS = auto()
     CACHE_DIRECT_WRITES = auto()
+    TRANSFORM_RESULTS = auto()
     HIDDEN_FILES = auto()
     UPLOAD_PROGRESS = auto()
     ORIGINALS = auto()

@@ -10,6 +10,7 @@ from aisfs.cache.directory import LAYOUT, CacheDirectory
 from aisfs.cache.files import IndexCache, ListingCache, NumberCache
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.settings import CacheSettings
+from aisfs.stores import results
 
 
 @contextmanager
@@ -38,6 +39,10 @@ def clear(cache_dir: Path | None) -> bool:
     IndexCache(directory, 0).clear()  # first: the ledger may need the room
     ListingCache(directory, 0).clear()
     NumberCache(directory, 0).clear()
+    try:
+        results.clear(directory)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error}") from error
     try:
         with existing_cache(cache_dir) as blocks:
             blocks.clear()

@@ -752,11 +752,16 @@ def summary(counters: Counters) -> dict[str, Any]:
         "left_out": counters.by("aisfs_dataset_left_out", "reason"),
     }
     charged = counters.by("aisfs_store_requests_total", "class")
+    transformed = {
+        "done": counters.value("aisfs_transformations_total"),
+        "failed": counters.value("aisfs_failed_transformations_total"),
+    }
     return {
         "mount": counters.labels("aisfs_mount")
         | {"inodes": counters.value("aisfs_inodes")}
         | ({"metrics": url} if (url := _listening(counters)) else {}),
         **(dataset if any(dataset.values()) else {}),
+        **({"transformations": transformed} if any(transformed.values()) else {}),
         "cache": {
             "hit_percent": _percent(counters),
             "limit_bytes": counters.value("aisfs_cache_limit_bytes"),

@@ -1,20 +1,43 @@
-"""The ETLs of a cluster: define, describe, start and stop them, and have them transform objects for good.
+"""The ETLs of a cluster: define, describe, start and stop them, and have them transform objects, for good or to be read.
 
 Questions are repeated until they are answered, what starts something is sent once.
+
+A transformed object is read whole and at once, since the time that AIStore gives a transformation counts until the
+client has read all of it. The reply says nothing about which version it is made of, and may end in an error where the
+transformation broke off: see `EtlTransformer`.
 
 Must not know: HTTP, requests, errnos.
 """
 
+import json
+import logging
 import re
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
+import trio
 
-from aisfs.errors import ConfigError, JobNotFound, ProtocolError
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    ConfigError,
+    JobFailed,
+    JobNotFound,
+    ProtocolError,
+    Stale,
+    TransformBroken,
+    TransformFailed,
+    Unavailable,
+)
+from aisfs.http.connections import ConnectionSet
 from aisfs.http.exchange import Reply
-from aisfs.model import Bucket
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.stores.ais.cluster import Session
 from aisfs.stores.ais.jobs import Questions, parse_job_id
+from aisfs.stores.ais.replies import MOST_APPENDED, appended_error
 from aisfs.stores.ais.requests import (
     ETLS,
     JSON,
@@ -22,8 +45,12 @@ from aisfs.stores.ais.requests import (
     bucket_path,
     bucket_query,
     encode_json,
+    get_transformed,
     transform_object,
 )
+from aisfs.stores.port import ObjectStore
+
+log = logging.getLogger(__name__)
 
 RUNNING = "Running"
 """The stage of an ETL that transforms."""
@@ -34,6 +61,12 @@ _START_SECONDS = 600.0
 """A definition or a start is answered once all transformers are ready, or its own `init_timeout` has passed."""
 _MOST_LOGS = 64 << 20
 """Bytes of the logs of all targets."""
+
+_DEFINITION_SECONDS = 2.0
+"""How old what is known of definitions may be when results are looked for. After each transformation it is asked again."""
+_IN_A_URL = frozenset("?#%")
+"""What ends or changes a name in the URL that AIStore makes of it, unescaped, for a transformer."""
+_PIECE = 1 << 20
 
 T = TypeVar("T")
 
@@ -125,6 +158,11 @@ class Etls(Questions):
         request = Request("GET", etl_path(name), query, f"the ETL {name}")
         return _decoded(await self._ask(request), Details, request.subject)
 
+    async def details_once(self, name: str) -> Details:
+        """Describe a running ETL, or fail at once."""
+        request = Request("GET", etl_path(name), "", f"the ETL {name}")
+        return _decoded(await self._send(request), Details, request.subject)
+
     async def logs(self, name: str) -> list[Log]:
         """Return what the transformers of a running ETL have logged."""
         path, subject = etl_path(name, "logs"), f"the logs of {name}"
@@ -163,6 +201,114 @@ class Etls(Questions):
     ) -> None:
         """Store a copy of one object as an ETL transforms it."""
         await self._send(transform_object(bucket, key, etl, arguments, to, new_key))
+
+
+class EtlTransformer(Questions):
+    """Transforms objects by ETLs, one after the other; see `aisfs.stores.transformed.Transformer`."""
+
+    at_once = 8
+    """As many as other requests for single objects."""
+
+    def __init__(
+        self, session: Session, names: Sequence[str], arguments: str, *, deadline: float
+    ) -> None:
+        """Use the ETLs of these names, with the arguments of each request."""
+        super().__init__(session, deadline=deadline)
+        self._etls = Etls(session, deadline=deadline)
+        self._names = names
+        self._arguments = arguments
+        self._said = ""
+        """How the ETLs are defined, as far as the cluster says that."""
+        self._is_pulled = False
+        self._is_secret = False
+        self._asked = float("-inf")
+
+    async def start(self) -> None:
+        """Make sure that the ETLs run.
+
+        Raises:
+            Unsupported: the cluster has none. `JobNotFound`: one does not run.
+        """
+        await self._ask_definition()
+
+    async def definition(self) -> str:
+        """Return how the ETLs are defined; asks now and then, and believes what it knows while they do not run."""
+        if trio.current_time() >= self._asked + _DEFINITION_SECONDS:
+            with suppress(AisfsError):
+                await self._ask_definition()
+        return self._defined
+
+    @property
+    def _defined(self) -> str:
+        return json.dumps(["etl", *self._names, self._arguments, self._said])
+
+    async def _ask_definition(self) -> None:
+        said: list[dict[str, Any]] = []
+        for name in self._names if not self._is_secret else ():
+            try:
+                details = await self._etls.details_once(name)
+            except AccessDenied as error:
+                # Managing ETLs takes more rights than reading through them.
+                log.warning("an ETL that is defined anew would not be noticed: %s", error)
+                self._is_secret, said = True, []
+                break
+            said.append(details.definition)
+        self._is_pulled = bool(said) and said[0].get("communication") == PULLED
+        self._said = json.dumps(said, sort_keys=True)
+        self._asked = trio.current_time()
+
+    async def transform(
+        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
+    ) -> str:
+        """Write what the ETLs make of exactly this version; see `Transformer`.
+
+        The version is that of the source, if it is the current one afterwards, too.
+        """
+        before, subject = self._defined, f"{bucket}/{source.key}"
+        if not self._is_pulled and not _IN_A_URL.isdisjoint(source.key):
+            text = "an ETL would transform another object than this, since its name has ?, # or %"
+            raise TransformFailed(f"{subject}: {text}")
+        try:
+            await self._read(bucket, source.key, out)
+            found = await store.head(bucket, source.key)
+            await self._ask_definition()
+        except JobNotFound as error:
+            raise Unavailable(str(error)) from error
+        except (JobFailed, ProtocolError) as error:
+            raise TransformFailed(str(error)) from error
+        if not source.same_content(found):
+            raise Stale(f"{subject}: changed while it was transformed")
+        if self._defined != before:
+            raise Unavailable(f"{subject}: the ETL was defined anew meanwhile")
+        return before
+
+    async def _read(self, bucket: Bucket, key: str, out: BinaryIO) -> None:
+        request = get_transformed(bucket, key, self._names, self._arguments)
+        transport = self._session.transport
+
+        def work(connections: ConnectionSet) -> None:
+            out.seek(0)
+            out.truncate()
+            with transport.open(connections, request) as body:
+                reply = body.reply
+                is_delimited = "content-length" in reply.headers or "chunked" in reply.headers.get(
+                    "transfer-encoding", ""
+                )
+                if reply.status != 200 or not is_delimited:
+                    text = "the transformer's answer does not say where it ends"
+                    raise ProtocolError(f"{request.subject}: {text} (HTTP {reply.status})")
+                piece = memoryview(bytearray(_PIECE))
+                try:
+                    while got := body.read_into(piece):
+                        out.write(piece[:got])
+                except Unavailable as error:
+                    raise TransformBroken(str(error)) from error
+            out.flush()
+            out.seek(max(0, out.tell() - MOST_APPENDED))
+            if why := appended_error(out.read(), request.path):
+                raise TransformBroken(f"{request.subject}: the transformation broke off: {why}")
+
+        await self._session.run(request.subject, work, bucket, key)
 
 
 def _decoded(reply: Reply, kind: type[T], subject: str) -> T:

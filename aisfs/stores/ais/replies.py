@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Annotated
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -50,6 +51,7 @@ from aisfs.errors import (
     OutOfSpace,
     ProtocolError,
     Stale,
+    TransformBroken,
     Unavailable,
     Unsupported,
 )
@@ -497,6 +499,50 @@ _ARCHIVED = ("InvalidObjectState", "BlobArchived")
 _GATEWAY = frozenset({502, 503, 504})
 
 
+MOST_APPENDED = 64 << 10
+"""Bytes of an error behind content; the longest names and messages take some."""
+
+
+class _Appended(msgspec.Struct):
+    message: str
+    method: str
+    url_path: str
+    node: str
+    status: int
+    tcode: str = ""
+
+
+_decode_appended = msgspec.json.Decoder(_Appended).decode
+
+
+def appended_error(end: bytes, path: str) -> str:
+    """Return the error at the end of what looks like transformed content; empty if there is none.
+
+    When a transformation breaks off after its first bytes, AIStore appends an error to them and ends the reply
+    properly. Content that ends so by itself is taken for one, too: it would have to name its own object.
+
+    Args:
+        end: The last `MOST_APPENDED` bytes, or all.
+        path: Of the request, encoded.
+    """
+    start = end.rfind(b'{"')  # within its texts, quotes are escaped
+    if start < 0 or not end.endswith(b"}\n"):
+        return ""
+    try:
+        found = _decode_appended(end[start:].decode("utf-8", "replace"))
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    if found.status < 400 or _as_told(found.url_path) != _as_told(unquote_to_bytes(path)):
+        return ""
+    return f"{shown(found.message)[:_MOST_TEXT]} (HTTP {found.status})"
+
+
+def _as_told(name: str | bytes) -> str:
+    """Return a name as it is in messages, where bytes that are no text and control characters are others."""
+    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+    return "".join(c if c.isprintable() and c != "\ufffd" else " " for c in text)
+
+
 def is_of_restart(reply: Reply) -> bool:
     """Return whether a reply may be that of a cluster whose proxy was just started."""
     details = _details(reply)
@@ -573,7 +619,7 @@ def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
 _Verdict = tuple[type[AisfsError], str]
 
 _OF_ETLS: list[tuple[str, type[AisfsError], str]] = [
-    ("^ETL error: ", JobFailed, "the transformation failed"),
+    ("^ETL error:", JobFailed, "the transformation failed"),
     ("build without ETL support", Unsupported, "the cluster is built without ETLs (tag etl)"),
     (
         "requires Kubernetes|k8s client is not init",
@@ -589,6 +635,11 @@ _OF_ETLS: list[tuple[str, type[AisfsError], str]] = [
     (r"^invalid etl\.InitMsg", ConfigError, "the cluster refuses this definition"),
     ("pod_status=", JobFailed, "its transformer did not start"),
     ("can't start ETL", AlreadyExists, "it runs already"),
+    (
+        r"context deadline exceeded|Client\.Timeout|: EOF$|unexpected EOF|connection refused",
+        TransformBroken,
+        "the transformer did not answer",
+    ),
 ]
 """What messages about ETLs mean, most of which come with a status that says something else."""
 

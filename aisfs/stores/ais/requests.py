@@ -63,6 +63,8 @@ _ORIGINAL = 1024
 _LIST_PROPS = "name,size,version,checksum,custom"
 _HEAD_PROPS = "checksum,version,custom"
 _NS = 1_000_000_000
+TRANSFORM_SECONDS = 600.0
+"""How long a target may be silent while it transforms an object: longer than ETLs permit for one."""
 _CONTROL_REPLY = 1 << 20
 """Bytes; what is asked for besides listings are ids and a few numbers."""
 _PAGE = 32 << 20
@@ -278,6 +280,16 @@ def get_object(bucket: Bucket, key: str, *, latest: bool = False) -> Request:
     """Ask for a whole object; the `latest` version where AIStore has but a copy."""
     query = bucket_query(bucket, _LATEST if latest else None)
     return Request("GET", object_path(bucket, key), query, f"{bucket}/{key}")
+
+
+def get_transformed(bucket: Bucket, key: str, etls: Sequence[str], arguments: str) -> Request:
+    """Ask for a whole object as ETLs transform it, one after the other; no other way of asking is heeded."""
+    first, *more = etls
+    query = bucket_query(bucket, {"etl_args": arguments} if arguments else None)
+    query += f"&etl_name={first}"  # which AIStore does not decode
+    query += f"&etl_pipeline={','.join(more)}" if more else ""
+    path, subject = object_path(bucket, key), f"{bucket}/{key}"
+    return Request("GET", path, query, subject, patience=TRANSFORM_SECONDS)
 
 
 def get_range(bucket: Bucket, key: str, start: int, stop: int, *, latest: bool = False) -> Request:
@@ -595,8 +607,6 @@ def _brief(info: ObjectInfo) -> str:
     return f"{known}, {shown(info.checksum)[:_MOST_TEXT]}" if info.checksum else known
 
 
-_TRANSFORM_SECONDS = 600.0
-"""How long a target may be silent while it transforms an object: longer than ETLs permit for one."""
 _BYTES_A_SECOND = 50e6
 """At least as fast reads and writes a target what it works on without a word to us."""
 
@@ -650,7 +660,7 @@ def transform_object(
     space = to_bucket.namespace or "@#"
     to = f"{to_bucket.provider.value}/{space}/{to_bucket.name}/{new_key}"
     query = {"etl_name": etl, **({"etl_args": arguments} if arguments else {}), "object_to": to}
-    return replace(_request("PUT", bucket, key, query), patience=_TRANSFORM_SECONDS)
+    return replace(_request("PUT", bucket, key, query), patience=TRANSFORM_SECONDS)
 
 
 def patch_custom(bucket: Bucket, key: str, custom: str) -> Request:

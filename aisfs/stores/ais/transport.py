@@ -77,6 +77,7 @@ class RedirectChain:
         self._endpoint = endpoint
         self._path = request.path
         self._subject = request.subject
+        self._is_transformed = "etl_name=" in request.query
         self._hops = 0
 
     def absolute(self, location: str) -> str:
@@ -93,6 +94,9 @@ class RedirectChain:
             parts = urlsplit(target)
             # Impossible hosts and ports are told by asking for them.
             host = (parts.hostname or "").encode("idna")
+            is_place = parts.scheme == "http" and host and parts.port != 0
+            if self._is_to_transformer and is_place and not is_target(target):
+                return target
             before, version, rest = parts.path.partition("/v1/")
             if parts.scheme in ("http", "https") and host and parts.port != 0 and version:
                 # A name need not be escaped there: its question mark is not the last one.
@@ -102,13 +106,21 @@ class RedirectChain:
                 return f"{parts.scheme}://{parts.netloc}{before}{path}{query}"
         raise ProtocolError(f"{self._subject}: redirected to {shown(place)[:_MOST_TEXT]!r}")
 
+    @property
+    def _is_to_transformer(self) -> bool:
+        """Whether what comes next is no part of AIStore: a transformer that clients ask themselves (`hpull://`).
+
+        What a proxy adds is only in the place of a target.
+        """
+        return self._is_transformed and is_target(self.url)
+
     def go(self, target: str) -> None:
         """Go where the request is redirected to.
 
         Raises:
             ProtocolError: that is in circles.
         """
-        if not may_have_token(self._endpoint, self.url, target):
+        if self._is_to_transformer or not may_have_token(self._endpoint, self.url, target):
             self.authorization = None
         self.url = target
         self._hops += 1

@@ -1,0 +1,340 @@
+"""Mounts of transformed objects: ETLs of the embedded server, which sets all traps, and local commands."""
+
+import errno
+import os
+import random
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from aisfs.commands.options import Exit
+from tests.mount.content import put
+from tests.mount.datasets import sample, write_shard
+from tests.support.mounts import Mount, aisfs, check_refused, eventually, mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+BIG = b"abc\n" * 50_000
+OBJECTS = {"a.txt": b"hello\n", "big.txt": BIG, "d/b.txt": b"below\n", "empty.txt": b""}
+FAILED = ["the transformation failed|transform another object|broke off|does not run"]
+UPPER = "tr a-z A-Z"
+
+
+@pytest.fixture
+def mode(tmp_path: Path) -> Path:
+    """A script that transforms; a test may write another one."""
+    file = tmp_path / "mode"
+    file.write_text(UPPER)
+    return file
+
+
+@pytest.fixture
+def server(tmp_path: Path, mode: Path) -> Iterator[RunningServer]:
+    root = tmp_path / "served"
+    for key, content in OBJECTS.items():
+        (root / "b" / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / "b" / key).write_bytes(content)
+    for number in range(3):
+        write_shard(
+            root / f"pets/samples-{number:02}.tar",
+            [sample(f"s{number}{each}", each, image=b"picture") for each in range(3)],
+        )
+    (root / "pets/classes.txt").write_text("cat\ndog\nbird\n")
+    etls = {
+        "mode-etl": f"sh {mode}",
+        "upper-etl": UPPER,
+        "reverse-etl": "rev",
+        "twice-etl": "sed s/.*/&&/",
+        "args-etl": """python3 -c 'import os; print(os.environ["AISFS_ETL_ARGS"])'""",
+        "tar-etl": "sed s/picture/PICTURE/g",
+    }
+    with running_server(root, traps=True, etls=etls) as running:
+        yield running
+        assert "Traceback" not in running.log()
+
+
+@pytest.fixture
+def transformed(server: RunningServer, mountpoint: Path, tmp_path: Path) -> Any:
+    def mount(*options: str, source: str = "ais://b", log: Sequence[str] = ()) -> Any:
+        options = (*options, "--cache-dir", str(tmp_path / "cache"))
+        endpoint = server.endpoint if "://" in source else None
+        return mounted(source, mountpoint, endpoint=endpoint, options=options, expected_log=log)
+
+    return mount
+
+
+def refused(path: Path, good: Collection[bytes] | None = None) -> int | None:
+    """Return the error of reading a file; None if it has a content, which must be one of the good ones."""
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        return error.errno
+    assert good is None or found in good, found[-300:]
+    return None
+
+
+def error_of(path: Path) -> str:
+    return os.getxattr(path, "user.aisfs.error").decode()
+
+
+def etl(server: RunningServer, method: str, path: str = "", **message: Any) -> None:
+    said = requests.request(method, f"{server.endpoint}/v1/etl{path}", json=message, timeout=30)
+    said.raise_for_status()
+
+
+def test_an_etl(transformed: Any, mountpoint: Path) -> None:
+    with transformed("--etl", "upper-etl"):
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLO\n"
+        for key, content in OBJECTS.items():
+            assert (mountpoint / key).stat().st_size == len(content)
+            assert (mountpoint / key).read_bytes() == content.upper()
+        with open(mountpoint / "big.txt", "rb") as file:
+            file.seek(100_001)
+            assert file.read(5) == BIG.upper()[100_001:100_006]
+        status = aisfs("status", mountpoint).stdout.decode()
+        assert "transformations" in status
+        with pytest.raises(OSError, match="Read-only"):
+            (mountpoint / "new").write_text("x")
+    # What is known is known to the next mount.
+    with transformed("--etl", "upper-etl"):
+        assert (mountpoint / "big.txt").read_bytes() == BIG.upper()
+        assert "transformations" not in aisfs("status", mountpoint).stdout.decode()
+
+
+def test_etls_in_a_row_and_arguments(transformed: Any, mountpoint: Path) -> None:
+    with transformed("--etl", "twice-etl,upper-etl"):
+        assert (mountpoint / "a.txt").stat().st_size == 11
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLOHELLO\n"
+    with transformed("--etl", "args-etl", "--etl-args", '{"a": "&?é"}'):
+        assert (mountpoint / "a.txt").read_text() == '{"a": "&?é"}\n'
+
+
+def test_a_command_for_any_source(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    for source in ("ais://b", str(server.root / "b")):
+        with transformed("--transform", "rev", source=source):
+            assert (mountpoint / "a.txt").read_bytes() == b"olleh\n"
+            assert (mountpoint / "empty.txt").read_bytes() == b""
+    with transformed("--transform", "python:gzip:compress", "--include", "a*"):
+        assert (mountpoint / "a.txt").read_bytes()[:2] == b"\x1f\x8b"
+        assert sorted(os.listdir(mountpoint)) == ["a.txt", "d"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [["--etl", "tar-etl"], ["--transform", "sed s/picture/PICTURE/g"]],
+    ids=["etl", "command"],
+)
+def test_shards_are_the_transformed_shards(
+    transformed: Any, mountpoint: Path, how: list[str]
+) -> None:
+    with transformed(*how, source="ais://pets"):
+        folder = mountpoint / "samples-00.tar.d"
+        assert (folder / "s00.jpg").read_bytes() == b"PICTURE"
+        assert len(os.listdir(folder)) == 6
+    with transformed(*how, "--view", "class", source="ais://pets"):
+        # The names of classes are as they are.
+        assert sorted(os.listdir(mountpoint)) == ["bird", "cat", "dog"]
+        assert (mountpoint / "dog/s11.jpg").read_bytes() == b"PICTURE"
+
+
+def test_only_shards_that_are_named_are_transformed(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    with transformed("--etl", "tar-etl", source="ais://pets/samples-01.tar"):
+        assert (mountpoint / "samples-01/s10.jpg").read_bytes() == b"PICTURE"
+        assert server.requests()["transform"] == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo bad args >&2; exit 3", "bad args"),
+        ("cat; exit 3", "broke off"),  # E1: the server appends an error to the content
+        ("head -c 100000; kill -9 $$", "does not run"),
+    ],
+    ids=["refuses", "breaks-off", "dies"],
+)
+def test_an_error_is_no_content(
+    transformed: Any, mountpoint: Path, mode: Path, server: RunningServer, script: str, said: str
+) -> None:
+    mode.write_text(f'case "$(head -c 3)" in abc) {script};; *) echo good ;; esac')
+    options = [
+        "--etl",
+        "mode-etl",
+        "--io-timeout",
+        "2",
+        "--exclude",
+        "a.txt",
+        "--exclude",
+        "empty*",
+    ]
+    with transformed(*options, log=FAILED):
+        assert refused(mountpoint / "big.txt") == errno.EIO
+        assert said in error_of(mountpoint / "big.txt")
+        if "kill" in script:  # which ends the ETL
+            etl(server, "POST", "/mode-etl/start")
+        assert sorted(os.listdir(mountpoint)) == ["big.txt", "d"]
+        assert (mountpoint / "d/b.txt").read_bytes() == b"good\n"
+        assert refused(mountpoint / "big.txt") == errno.EIO
+
+
+def test_a_slow_reader_gets_all(transformed: Any, mountpoint: Path, server: RunningServer) -> None:
+    """E2: a reader that pauses does not count against the ETL's time."""
+    image = {"runtime": {"image": "upper-etl"}, "obj_timeout": "2s"}
+    etl(server, "PUT", name="short-etl", **image)
+    with (
+        transformed("--etl", "short-etl", "--read-ahead-max", "0"),
+        open(mountpoint / "big.txt", "rb", buffering=0) as file,
+    ):
+        got = file.read(1000)
+        etl(server, "POST", "/short-etl/stop")  # as after any pause
+        while piece := file.read(50_000):
+            got += piece
+        assert got == BIG.upper()
+
+
+def test_names_that_aistore_would_not_find(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    """E3: of these it transforms an empty input, unless clients ask the transformer themselves."""
+    names = ["a?b", "a#b", "a%41b"]
+    for name in names:
+        put(server.endpoint, "b", f"odd/{name}", b"text")
+    with transformed("--etl", "upper-etl", source="ais://b/odd/", log=FAILED):
+        for name in names:
+            assert refused(mountpoint / name) == errno.EIO
+            assert "?, # or %" in error_of(mountpoint / name)
+    etl(server, "PUT", name="pull-etl", communication="hpull://", runtime={"image": "upper-etl"})
+    with transformed("--etl", "pull-etl", source="ais://b/odd/"):
+        assert {(mountpoint / name).read_bytes() for name in names} == {b"TEXT"}
+    assert "token_leaked" not in server.requests()
+
+
+def test_a_pod_does_not_get_the_token(tmp_path: Path, mountpoint: Path) -> None:
+    (tmp_path / "served/b").mkdir(parents=True)
+    (tmp_path / "served/b/a").write_bytes(b"text")
+    with running_server(tmp_path / "served", token="secret", etls={"upper-etl": UPPER}) as server:
+        definition = {"name": "pull-etl", "communication": "hpull://"}
+        said = requests.put(
+            f"{server.endpoint}/v1/etl",
+            json={**definition, "runtime": {"image": "upper-etl"}},
+            headers={"Authorization": "Bearer secret"},
+            timeout=30,
+        )
+        said.raise_for_status()
+        options = ["--etl", "pull-etl", "--cache-dir", str(tmp_path / "cache")]
+        env = {"AIS_AUTHN_TOKEN": "secret"}
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options, env=env):
+            assert (mountpoint / "a").read_bytes() == b"TEXT"
+        assert "token_leaked" not in server.requests()
+
+
+def test_a_stopped_etl_is_no_missing_object(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    """E6."""
+    with transformed("--etl", "upper-etl", "--io-timeout", "1", log=["does not run"]):
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLO\n"
+        etl(server, "POST", "/upper-etl/stop")
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLO\n"
+        for path in ("big.txt", "d/b.txt"):
+            with pytest.raises(OSError, match="Input/output"):
+                (mountpoint / path).stat()
+        etl(server, "POST", "/upper-etl/start")
+        assert (mountpoint / "big.txt").read_bytes() == BIG.upper()
+
+
+def test_reads_while_everything_changes(
+    transformed: Any, mountpoint: Path, server: RunningServer, mode: Path
+) -> None:
+    """Whatever happens to sources and transformers: a reader gets a result, whole, or an error."""
+    rng, images = random.Random(35), ["upper-etl", "reverse-etl", "mode-etl"]
+    etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
+    texts = [b"one\n" * 2000, b"two more\n" * 3000]
+
+    def stop() -> None:
+        etl(server, "POST", "/moving-etl/stop")
+
+    def start() -> None:
+        requests.post(f"{server.endpoint}/v1/etl/moving-etl/start", timeout=30)
+
+    def define() -> None:
+        etl(server, "DELETE", "/moving-etl")
+        etl(server, "PUT", name="moving-etl", runtime={"image": rng.choice(images)})
+
+    def write() -> None:
+        put(server.endpoint, "b", "a.txt", rng.choice(texts))
+
+    def break_off() -> None:
+        mode.write_text(rng.choice(["cat; exit 3", "cat; kill -9 $$", "tr a-z A-Z; exit 1"]))
+
+    def mend() -> None:
+        mode.write_text(UPPER)
+
+    good = {b"HELLO\n", b"olleh\n"}
+    for text in texts:
+        good |= {text.upper(), b"".join(line[::-1] + b"\n" for line in text.split(b"\n")[:-1])}
+    options = ("--etl", "moving-etl", "--io-timeout", "0.3", "--attr-ttl", "0", "--list-ttl", "0")
+    read = 0
+    with transformed(*options, log=[*FAILED, "changed", "content now", "anew", "given up"]):
+        for _ in range(200):
+            rng.choice([stop, start, start, define, define, write, break_off, mend])()
+            found = refused(mountpoint / "a.txt", good)
+            assert found in (None, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+            read += found is None
+    assert read > 30
+
+
+def test_one_line_at_mount(server: RunningServer, mountpoint: Path, tmp_path: Path) -> None:
+    def check(*words: str, code: int, said: str, endpoint: str = server.endpoint) -> None:
+        check_refused(words, mountpoint, endpoint=endpoint, code=code, said=said)
+
+    b = str(server.root / "b")
+    check("ais://b", "--etl", "no-such-etl", code=Exit.FAILURE, said="no such ETL, or it does not")
+    check("ais://b", "--etl", "Upper", code=Exit.USAGE, said="names of ETLs")
+    check("ais://b", "--etl", "upper-etl", "--writable", code=Exit.USAGE, said="only read")
+    check("ais://b", "--transform", "rev", "--writable", code=Exit.USAGE, said="only read")
+    check("ais://b", "--etl", "upper-etl", "--transform", "rev", code=Exit.USAGE, said="not with")
+    check("ais://b", "--etl-args", "x", code=Exit.USAGE, said="--etl-args needs --etl")
+    check("ais://b", "--transform", "no-program", code=Exit.USAGE, said="no such program")
+    check(b, "--etl", "upper-etl", code=Exit.USAGE, said="is not in AIStore")
+    check("ais://b", "--etl", "upper-etl", "--cache-size", "0", code=Exit.USAGE, said="on disk")
+    (tmp_path / "other/b").mkdir(parents=True)
+    with running_server(tmp_path / "other") as without:
+        said = "built without ETLs"
+        words = ("ais://b", "--etl", "upper-etl")
+        check(*words, code=Exit.FAILURE, said=said, endpoint=without.endpoint)
+
+
+def test_clearing_the_cache_forgets_results(
+    transformed: Any, mountpoint: Path, tmp_path: Path
+) -> None:
+    with transformed("--transform", "rev", source="ais://b/d/"):
+        assert (mountpoint / "b.txt").read_bytes() == b"woleb\n"
+    data = tmp_path / "cache/v1/transformed/data"
+    assert os.listdir(data)
+    assert aisfs("cache", "clear", "--cache-dir", tmp_path / "cache").returncode == 0
+    assert not os.listdir(data)
+
+
+def test_a_command_ends_with_its_mount(transformed: Any, mountpoint: Path, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = f"sh -c 'echo $$ > {pid}; exec sleep 1000'"
+    reader = 0
+    with transformed("--transform", command, "--include", "a.txt") as mount:
+        assert isinstance(mount, Mount)
+        reader = os.fork()
+        if not reader:
+            refused(mountpoint / "a.txt")
+            os._exit(0)
+        assert eventually(lambda: pid.exists() and pid.read_text())
+        os.kill(mount.pid, 15)
+        os.waitpid(reader, 0)
+        assert mount.wait_until_gone()
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()

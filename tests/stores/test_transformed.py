@@ -1,0 +1,422 @@
+"""Transformed objects as a store: over a store in memory, and the error that AIStore appends to content."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aisfs.errors import (
+    AccessDenied,
+    ConfigError,
+    NotFound,
+    Stale,
+    TransformBroken,
+    TransformFailed,
+    Unavailable,
+)
+from aisfs.metrics import Metrics
+from aisfs.model import FAILURE, Bucket
+from aisfs.stores.ais.etls import EtlTransformer
+from aisfs.stores.ais.replies import MOST_APPENDED, appended_error
+from aisfs.stores.memory import MemoryStore
+from aisfs.stores.results import Results, clear
+from aisfs.stores.transformed import (
+    FAILED_SIZE,
+    CommandTransformer,
+    TransformedStore,
+    parse_command,
+)
+from tests.support.for_each import for_each
+from tests.support.mounts import eventually
+
+B = Bucket("b")
+
+
+class Upper:
+    """A transformer that makes letters capitals, unless a test says otherwise."""
+
+    at_once = 4
+
+    def __init__(self) -> None:
+        self.text, self.runs, self.most, self._now = "upper", 0, 0, 0
+        self.change: Callable[[bytes], bytes] = bytes.upper
+        self.errors: list[Exception] = []
+
+    async def definition(self):
+        return self.text
+
+    async def transform(self, store, bucket, source, out):
+        self.runs, self._now = self.runs + 1, self._now + 1
+        self.most = max(self.most, self._now)
+        try:
+            await trio.sleep(0.01)
+            if self.errors:
+                raise self.errors.pop(0)
+            data = bytearray()
+            await store.stream(bucket, source, data.extend)
+            out.write(self.change(bytes(data)))
+            out.flush()
+            return self.text
+        finally:
+            self._now -= 1
+
+
+class Setup:
+    """A store, what transforms its objects, and their results."""
+
+    def __init__(self, cache: Path) -> None:
+        self.memory, self.upper, self.metrics = MemoryStore(), Upper(), Metrics()
+        self.cache, self.limit = cache, 1 << 20
+        self.again()
+
+    def again(self):
+        """Begin as another mount."""
+        self.results = Results(self.cache, self.limit)
+        self.store = TransformedStore(
+            self.memory,
+            self.upper,
+            self.results,
+            wanted=lambda key: not key.endswith(".md"),
+            deadline=0.5,
+            metrics=self.metrics,
+        )
+
+    async def listed(self):
+        return {info.key: info for info in (await self.store.list_page(B, "")).objects}
+
+    async def read(self, info):
+        buffer = bytearray(info.size)
+        await self.store.read_range(B, info, 0, memoryview(buffer))
+        streamed = bytearray()
+        await self.store.stream(B, info, streamed.extend)
+        assert streamed == buffer
+        return bytes(buffer)
+
+    def files(self):
+        return sorted(os.listdir(self.cache / "v1/transformed/data"))
+
+
+@pytest.fixture
+def setup(tmp_path):
+    return Setup(tmp_path)
+
+
+async def test_results_are_plain_objects(setup):
+    setup.upper.change = lambda data: data.upper() * 3
+    source = setup.memory.put(B, "a", b"abc")
+    setup.memory.put(B, "d/x", b"x")
+    plain = setup.memory.put(B, "read.md", b"text")
+    listed = await setup.listed()
+    assert (listed["a"].size, listed["a"].checksum) == (9, "")
+    assert listed["a"].mtime_ns == source.mtime_ns
+    assert listed["read.md"] == plain
+    assert await setup.read(listed["a"]) == b"ABCABCABC"
+    assert await setup.read(plain) == b"text"
+    assert await setup.store.head(B, "a") == listed["a"]
+    assert setup.upper.runs == 1
+    buffer = bytearray(2)
+    await setup.store.read_range(B, listed["a"], 4, memoryview(buffer))
+    assert buffer == b"BC"
+    with pytest.raises(NotFound):
+        await setup.store.head(B, "no")
+
+
+async def test_sizes_outlive_the_mount_and_the_files(setup):
+    setup.memory.put(B, "a", b"abc")
+    setup.memory.put(B, "empty", b"")
+    listed = await setup.listed()
+    await setup.store.aclose()
+    setup.again()
+    assert await setup.listed() == listed
+    assert setup.upper.runs == 2
+    for name in setup.files():
+        (setup.cache / "v1/transformed/data" / name).unlink()
+    assert await setup.listed() == listed
+    assert setup.upper.runs == 2
+    assert await setup.read(listed["a"]) == b"ABC"
+    assert setup.upper.runs == 3
+
+
+async def test_a_damaged_file_is_made_again(setup):
+    setup.memory.put(B, "a", b"abc")
+    info = (await setup.listed())["a"]
+    await setup.store.aclose()
+    (name,) = setup.files()
+    (setup.cache / "v1/transformed/data" / name).write_bytes(b"abd")
+    setup.again()
+    assert await setup.read(info) == b"ABC"
+    assert setup.upper.runs == 2
+
+
+async def test_a_result_that_comes_out_differently_is_another_version(setup):
+    setup.memory.put(B, "a", b"abc")
+    info = (await setup.listed())["a"]
+    for name in setup.files():
+        (setup.cache / "v1/transformed/data" / name).unlink()
+    setup.upper.change = lambda data: b"XYZ"
+    for _ in range(2):
+        with pytest.raises(Stale):
+            await setup.read(info)
+    now = await setup.store.head(B, "a")
+    assert now.version != info.version
+    assert await setup.read(now) == b"XYZ"
+    assert setup.upper.runs == 2
+
+
+async def test_other_sources_and_definitions_are_other_versions(setup):
+    setup.memory.put(B, "a", b"abc")
+    first = (await setup.listed())["a"]
+    setup.memory.put(B, "a", b"xyz")
+    second = (await setup.listed())["a"]
+    assert await setup.read(second) == b"XYZ"
+    setup.upper.text = "lower"
+    setup.upper.change = bytes.lower
+    third = await setup.store.head(B, "a")
+    assert await setup.read(third) == b"xyz"
+    assert len({info.version for info in (first, second, third)}) == 3
+    for name in setup.files():
+        (setup.cache / "v1/transformed/data" / name).unlink()
+    for old in (first, second):
+        with pytest.raises(Stale):
+            await setup.read(old)
+
+
+async def test_a_source_that_changes_meanwhile_is_transformed_again(setup):
+    setup.memory.put(B, "a", b"abc")
+
+    async def change(method, bucket, name):
+        if method == "stream":
+            setup.memory.hook = None
+            setup.memory.put(B, "a", b"changed")
+
+    setup.memory.hook = change
+    info = (await setup.listed())["a"]
+    assert await setup.read(info) == b"CHANGED"
+
+
+async def test_what_fails_is_listed_and_cannot_be_read(setup, autojump_clock):
+    setup.memory.sink_in_thread = False
+    setup.memory.put(B, "a", b"abc")
+    setup.memory.put(B, "b", b"abc")
+    setup.upper.at_once = 1
+    setup.upper.errors = [TransformFailed("no picture")]
+    listed = await setup.listed()
+    assert (listed["a"].size, listed["a"].custom) == (FAILED_SIZE, {FAILURE: "no picture"})
+    assert listed["b"].size == 3
+    with pytest.raises(TransformFailed, match="no picture"):
+        await setup.read(listed["a"])
+    assert setup.upper.runs == 2
+    await trio.sleep(100)  # then it is tried again
+    with pytest.raises(Stale):
+        await setup.read(listed["a"])
+    assert await setup.read(await setup.store.head(B, "a")) == b"ABC"
+
+
+async def test_what_breaks_off_is_tried_some_times(setup):
+    setup.memory.put(B, "a", b"abc")
+    setup.upper.errors = [TransformBroken("cut")] * 2
+    assert (await setup.listed())["a"].size == 3
+    setup.memory.put(B, "a", b"abcd")
+    setup.upper.errors = [TransformBroken("cut")] * 3
+    assert (await setup.listed())["a"].custom == {FAILURE: "cut"}
+    assert setup.upper.runs == 6
+
+
+async def test_without_a_transformer_the_listing_fails_and_nothing_is_missing(setup):
+    for key in "abcdefgh":
+        setup.memory.put(B, key, b"abc")
+    setup.upper.errors = [Unavailable("does not run") for _ in range(1000)]
+    with pytest.raises(Unavailable, match="does not run"):
+        await setup.listed()
+    with pytest.raises(Unavailable, match="does not run"):
+        await setup.store.head(B, "a")
+    setup.upper.errors = []
+    assert {info.size for info in (await setup.listed()).values()} == {3}
+
+
+async def test_single_names_are_looked_up_without_transforming_the_others(setup):
+    for key in "abc":
+        setup.memory.put(B, key, b"abc")
+    assert not (await setup.store.peek_page(B, "")).complete
+    await setup.store.head(B, "a")
+    assert not (await setup.store.peek_page(B, "")).complete
+    assert (setup.upper.runs, setup.memory.calls["list_page"]) == (1, 1)
+    listed = await setup.listed()
+    page = await setup.store.peek_page(B, "")
+    assert page.complete
+    assert page.objects == list(listed.values())
+
+
+async def test_one_run_for_all_that_wait(setup):
+    for number in range(20):
+        setup.memory.put(B, f"{number:02}", b"abc")
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(setup.listed)
+    assert (setup.upper.runs, setup.upper.most) == (20, 4)
+    setup.memory.put(B, "00", b"other")
+    with trio.move_on_after(0):
+        await setup.listed()
+    assert (await setup.listed())["00"].size == 5
+
+
+async def test_files_are_bounded(setup):
+    setup.limit = 1000
+    await setup.store.aclose()
+    setup.again()
+    for number in range(8):
+        setup.memory.put(B, str(number), b"%d" % number * 300)
+    setup.memory.put(B, "large", b"x" * 1001)
+    listed = await setup.listed()
+    assert len(setup.files()) == 3
+    assert "there is room for 1000" in listed.pop("large").custom[FAILURE]
+    for key, info in listed.items():
+        assert await setup.read(info) == key.encode() * 300
+    assert len(setup.files()) == 3
+
+
+def test_a_damaged_table_is_no_error(tmp_path):
+    Results(tmp_path, 1000).close()
+    clear(tmp_path)
+    (tmp_path / "v1/transformed/results.db").write_bytes(b"x" * 10_000)
+    results = Results(tmp_path, 1000)
+    assert results.find([b"x"]) == {}
+    results.close()
+    with pytest.raises(ConfigError):
+        Results(tmp_path / "v1/transformed/results.db", 1000)
+
+
+async def test_a_cluster_that_does_not_tell_definitions(caplog):
+    etls = EtlTransformer(None, ["upper-etl"], "", deadline=1)
+
+    async def refuse(name):
+        raise AccessDenied("only administrators")
+
+    etls._etls.details_once = refuse
+    await etls.start()
+    await etls.start()
+    assert "would not be noticed: only administrators" in caplog.text
+    assert len(caplog.records) == 1
+    other = EtlTransformer(None, ["upper-etl"], "x", deadline=1)
+    other._etls.details_once = refuse
+    assert await other.definition() != await etls.definition()
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def by_command(setup, text, most=1 << 20):
+    transformer = CommandTransformer(parse_command(text), most=most, scratch=setup.results.scratch)
+    return TransformedStore(
+        setup.memory,
+        transformer,
+        setup.results,
+        wanted=lambda _: True,
+        deadline=5,
+        metrics=setup.metrics,
+    )
+
+
+@for_each(
+    "command, said",
+    [
+        ("sh -c 'echo one >&2; echo two >&2; exit 3'", "(exit code 3): two"),
+        ("sh -c 'cat; kill -9 $$'", "(ended by SIGKILL)"),
+        ("sh -c 'cat; exit 1'", "(exit code 1)"),
+        ("python:json:nothing", "has no attribute 'nothing'"),
+    ],
+)
+async def test_a_command_that_fails(setup, command, said):
+    setup.memory.put(B, "a", b"abc")
+    info = await by_command(setup, command).head(B, "a")
+    assert said in info.custom[FAILURE]
+
+
+async def test_commands(setup, tmp_path, monkeypatch):
+    setup.memory.put(B, "a", b"abc")
+    setup.memory.put(B, "empty", b"")
+    setup.store = by_command(setup, "tr a-z A-Z")
+    listed = await setup.listed()
+    assert await setup.read(listed["a"]) == b"ABC"
+    assert listed["empty"].size == 0
+    setup.store = by_command(setup, "python:gzip:compress")
+    assert (await setup.read(await setup.store.head(B, "a")))[:2] == b"\x1f\x8b"
+    monkeypatch.chdir(tmp_path)
+    filter_ = tmp_path / "filter"
+    filter_.write_text("#!/bin/sh\ncat; pwd")
+    filter_.chmod(0o755)
+    setup.store = by_command(setup, "./filter")
+    monkeypatch.chdir("/")
+    before = await setup.store.head(B, "a")
+    assert await setup.read(before) == b"abc" + os.fsencode(tmp_path) + b"\n"
+    filter_.write_text("#!/bin/sh\ncat; echo longer")
+    assert (await setup.store.head(B, "a")).size == 10
+
+
+async def test_a_command_writes_no_more_than_there_is_room_for(setup):
+    setup.memory.put(B, "a", b"abc")
+    store = by_command(setup, "cat /dev/zero", most=5000)
+    assert FAILURE in (await store.head(B, "a")).custom
+
+
+async def test_a_command_ends_with_those_that_wait_for_it(setup, tmp_path):
+    setup.memory.put(B, "a", b"abc")
+    pid = tmp_path / "pid"
+    store = by_command(setup, f"sh -c 'echo $$ > {pid}; exec sleep 1000'")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.head, B, "a")
+        assert await trio.to_thread.run_sync(eventually, lambda: pid.exists() and pid.read_text())
+        nursery.cancel_scope.cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+@for_each("text", ["no-such-program x", "'", "", "python:x", "python::y"])
+def test_no_commands(text):
+    with pytest.raises(ConfigError):
+        parse_command(text)
+
+
+# What AIStore appends -------------------------------------------------------------------------------
+
+PATH = "/v1/objects/eb/big"
+
+
+def error_of(path=PATH, message="context deadline exceeded", **more):
+    told = {"tcode": "timeoutError", "message": message, "method": "GET", "url_path": path}
+    told |= {"remote_addr": "1:2", "caller": "", "node": "t[x]", "status": 400, **more}
+    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+@given(st.binary(), st.text(st.characters(codec="utf-8")))
+def test_an_appended_error_is_found(content, message):
+    found = appended_error((content + error_of(message=message))[-MOST_APPENDED:], PATH)
+    assert found.endswith("(HTTP 400)")
+
+
+@given(st.binary(), st.integers(1, 20))
+def test_other_content_is_content(content, cut):
+    assert appended_error(content, PATH) == ""
+    whole = content + error_of()
+    assert appended_error(whole[:-cut], PATH) == ""
+    assert appended_error(whole + b"\n", PATH) == ""
+    assert appended_error(content + error_of(path="/v1/objects/eb/other"), PATH) == ""
+    assert appended_error(content + error_of(status=200), PATH) == ""
+
+
+@for_each(
+    "path, told",
+    [
+        ("/v1/objects/eb/a%20%C3%A4", "/v1/objects/eb/a ä"),
+        ("/v1/objects/eb/a%0Ab", "/v1/objects/eb/a b"),
+        ("/v1/objects/eb/a%FFb", "/v1/objects/eb/a\ufffdb"),
+        ("/v1/objects/eb/a%7B%22b", '/v1/objects/eb/a{"b'),
+    ],
+)
+def test_odd_names_in_appended_errors(path, told):
+    assert appended_error(b"content" + error_of(path=told), path)
