@@ -78,7 +78,7 @@ async def _etls(plan: SourcePlan, store: WritableStore) -> EtlTransformer:
     names, deadline = plan.transform.etl.split(","), plan.cluster.io_timeout
     etls = EtlTransformer(store, names, plan.transform.etl_args, deadline=deadline)
     try:
-        await etls.start()
+        await etls.ask()
     except JobNotFound as error:
         raise JobNotFound(f"--etl: {error}; `aisfs etl list` shows which there are") from error
     return etls

@@ -373,7 +373,7 @@ class TransformSettings(Settings, group=Group.SOURCE):
     )
     transform = Option(
         text("COMMAND"), "", "Show objects as this filter transforms them: stdin to stdout, without a shell",
-        "for any SOURCE, with the rights of the user; `python:MODULE:FUNCTION` calls a function", see="transformed-objects",
+        "for any SOURCE; with your rights", see="transformed-objects",
     )
     # fmt: on
 

@@ -195,11 +195,9 @@ class TransformedStore(ReadOnlyStore):
 
     async def _described(self, bucket: Bucket, source: ObjectInfo) -> ObjectInfo:
         """Transform an object and describe what came of it."""
-        try:
-            info, descriptor = await self._make(bucket, source)
-        except _Failed as error:
-            return _failed(error.source, error.digest, str(error))
-        os.close(descriptor)
+        info, descriptor = await self._make(bucket, source)
+        if descriptor is not None:
+            os.close(descriptor)
         return info
 
     # Bytes ---------------------------------------------------------------------------------------
@@ -251,10 +249,9 @@ class TransformedStore(ReadOnlyStore):
             if found is not None:
                 return found
         source = await self._inner.head(bucket, expected.key)
-        try:
-            info, descriptor = await self._make(bucket, source)
-        except _Failed as error:
-            raise TransformFailed(str(error)) from error
+        info, descriptor = await self._make(bucket, source)
+        if descriptor is None:
+            raise TransformFailed(info.custom[FAILURE])
         if info.version != expected.version:
             os.close(descriptor)
             raise Stale(f"{bucket}/{expected.key}: its transformation gives another content now")
@@ -262,11 +259,10 @@ class TransformedStore(ReadOnlyStore):
 
     # Transformations -----------------------------------------------------------------------------
 
-    async def _make(self, bucket: Bucket, source: ObjectInfo) -> tuple[ObjectInfo, int]:
-        """Return an object as transformed, and its open file; one caller has it made for all.
+    async def _make(self, bucket: Bucket, source: ObjectInfo) -> "_Made":
+        """Return an object as transformed; one caller has it made for all.
 
         Raises:
-            _Failed: it cannot be transformed.
             Unavailable: nothing can, until the deadline.
         """
         changes = 0
@@ -287,7 +283,7 @@ class TransformedStore(ReadOnlyStore):
                 self._failures[digest] = reason = str(error)
                 self._metrics.failed_transformations.inc()
                 log.warning("%s", reason)
-                raise _Failed(source, digest, reason) from error
+                return _failed(source, digest, reason), None
             except Unavailable as error:
                 running.failure = Unavailable(str(error))
                 raise
@@ -299,10 +295,10 @@ class TransformedStore(ReadOnlyStore):
                 running.done.set()
         raise Unavailable(f"{bucket}/{source.key}: changes while it is transformed")
 
-    async def _made(self, source: ObjectInfo, digest: bytes) -> tuple[ObjectInfo, int] | None:
+    async def _made(self, source: ObjectInfo, digest: bytes) -> "_Made | None":
         """Return what `_make` does if nothing has to be made."""
         if (reason := self._failures.get(digest)) is not None:
-            raise _Failed(source, digest, reason)
+            return _failed(source, digest, reason), None
         known = await trio.to_thread.run_sync(self._results.find, [digest])
         if digest in known:
             opened = partial(self._results.open, digest, known[digest].content)
@@ -310,12 +306,12 @@ class TransformedStore(ReadOnlyStore):
                 return _object(source, digest, known[digest]), descriptor
         return None
 
-    async def _run(self, bucket: Bucket, source: ObjectInfo) -> tuple[ObjectInfo, int]:
+    async def _run(self, bucket: Bucket, source: ObjectInfo) -> "_Made":
         """Transform an object, again if that breaks off, and keep the result."""
         subject = f"{bucket}/{source.key}"
         broken = 0
 
-        async def attempt() -> tuple[ObjectInfo, int]:
+        async def attempt() -> _Made:
             nonlocal broken
             try:
                 with self._results.begin() as file, trio.fail_after(_SECONDS):
@@ -354,6 +350,10 @@ class TransformedStore(ReadOnlyStore):
         return blake2b(text, digest_size=16).digest()
 
 
+_Made = tuple[ObjectInfo, int | None]
+"""An object as transformed, and its open file; none if it has no content."""
+
+
 class _Running:
     """A transformation that others wait for."""
 
@@ -361,15 +361,6 @@ class _Running:
         self.done = trio.Event()
         self.failure: AisfsError | None = None
         """Why it is of no use to start it again at once."""
-
-
-class _Failed(Exception):
-    """An object cannot be transformed."""
-
-    def __init__(self, source: ObjectInfo, digest: bytes, reason: str) -> None:
-        super().__init__(reason)
-        self.source = source
-        self.digest = digest
 
 
 def _object(source: ObjectInfo, digest: bytes, result: Result) -> ObjectInfo:

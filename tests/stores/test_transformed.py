@@ -297,13 +297,13 @@ async def test_a_cluster_that_does_not_tell_definitions(caplog):
     async def refuse(name):
         raise AccessDenied("only administrators")
 
-    etls._etls.details_once = refuse
-    await etls.start()
-    await etls.start()
+    etls._etls.details = refuse
+    await etls.ask()
+    await etls.ask()
     assert "would not be noticed: only administrators" in caplog.text
     assert len(caplog.records) == 1
     other = EtlTransformer(None, ["upper-etl"], "x", deadline=1)
-    other._etls.details_once = refuse
+    other._etls.details = refuse
     assert await other.definition() != await etls.definition()
 
 

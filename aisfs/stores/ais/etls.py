@@ -158,11 +158,6 @@ class Etls(Questions):
         request = Request("GET", etl_path(name), query, f"the ETL {name}")
         return _decoded(await self._ask(request), Details, request.subject)
 
-    async def details_once(self, name: str) -> Details:
-        """Describe a running ETL, or fail at once."""
-        request = Request("GET", etl_path(name), "", f"the ETL {name}")
-        return _decoded(await self._send(request), Details, request.subject)
-
     async def logs(self, name: str) -> list[Log]:
         """Return what the transformers of a running ETL have logged."""
         path, subject = etl_path(name, "logs"), f"the logs of {name}"
@@ -223,30 +218,27 @@ class EtlTransformer(Questions):
         self._is_secret = False
         self._asked = float("-inf")
 
-    async def start(self) -> None:
-        """Make sure that the ETLs run.
-
-        Raises:
-            Unsupported: the cluster has none. `JobNotFound`: one does not run.
-        """
-        await self._ask_definition()
-
     async def definition(self) -> str:
         """Return how the ETLs are defined; asks now and then, and believes what it knows while they do not run."""
         if trio.current_time() >= self._asked + _DEFINITION_SECONDS:
             with suppress(AisfsError):
-                await self._ask_definition()
+                await self.ask()
         return self._defined
 
     @property
     def _defined(self) -> str:
         return json.dumps(["etl", *self._names, self._arguments, self._said])
 
-    async def _ask_definition(self) -> None:
+    async def ask(self) -> None:
+        """Ask how the ETLs are defined, which run then.
+
+        Raises:
+            Unsupported: the cluster has none. `JobNotFound`: one does not run.
+        """
         said: list[dict[str, Any]] = []
         for name in self._names if not self._is_secret else ():
             try:
-                details = await self._etls.details_once(name)
+                details = await self._etls.details(name)
             except AccessDenied as error:
                 # Managing ETLs takes more rights than reading through them.
                 log.warning("an ETL that is defined anew would not be noticed: %s", error)
@@ -271,7 +263,7 @@ class EtlTransformer(Questions):
         try:
             await self._read(bucket, source.key, out)
             found = await store.head(bucket, source.key)
-            await self._ask_definition()
+            await self.ask()
         except JobNotFound as error:
             raise Unavailable(str(error)) from error
         except (JobFailed, ProtocolError) as error:

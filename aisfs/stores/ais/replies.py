@@ -497,6 +497,8 @@ _BACKEND = re.compile(r"backend provider (?:aws|gcp|azure)\b")
 _ARCHIVED = ("InvalidObjectState", "BlobArchived")
 """Codes of S3 and Azure, whose errors AIStore passes on."""
 _GATEWAY = frozenset({502, 503, 504})
+_OF_OTHERS = _GATEWAY | {401, 403, 407, 429}
+"""What gateways, proxies and guards say in front of a cluster."""
 
 
 MOST_APPENDED = 64 << 10
@@ -561,7 +563,7 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         request: What was asked.
         reply: An answer that is not a success; its body may be cut short.
     """
-    details = _details(reply)
+    details = _of_transformer(request, reply) or _details(reply)
     if details.tcode in _BY_NAME:
         kind, text = _BY_NAME[details.tcode]
     elif verdict := _about_etl(request, details):
@@ -605,6 +607,15 @@ def _details(reply: Reply) -> _Details:
         return _Details()
     printable = "".join(c if c.isprintable() else " " for c in details.message)
     return _Details(details.tcode, printable.strip(), details.url_path)
+
+
+def _of_transformer(request: Request, reply: Reply) -> _Details | None:
+    """Return what an `hpull://` transformer says, which answers by itself; None if it is not one."""
+    is_read = request.method == "GET" and "etl_name=" in request.query
+    if not is_read or is_by_aistore(reply) or reply.status in _OF_OTHERS:
+        return None
+    text = " ".join(reply.body.decode("utf-8", "replace").split())
+    return _Details(message=f"ETL error: {text}", url_path=request.path)
 
 
 def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
