@@ -33,6 +33,8 @@ _TOUCH_SECONDS = 60.0
 """How exactly the last use is known; saves a write per read."""
 _BUSY_SECONDS = 10.0
 """Another mount holds the table for as long as it takes to unlink some files."""
+_KEPT_EIGHTHS = 7  # after an eviction: the next one is a while off
+_BLOCK = 4096
 _PIECE = 1 << 20
 _AT_ONCE = 500
 """Digests in one query, of which SQLite takes 32,766."""
@@ -61,10 +63,13 @@ class Results:
             ConfigError: the directory cannot be used.
         """
         self.limit = limit
-        """Bytes of all files."""
+        """Bytes of disk for all files."""
         self._root = cache_dir / _LAYOUT / "transformed"
         self._data = self._root / "data"
         self._lock = ranked_lock(Rank.TRANSFORM_RESULTS)
+        self._taken = 0
+        """Bytes of disk of all files, as of `_seen`, a version of the table."""
+        self._seen = -1
         self._verified: set[tuple[bytes, bytes]] = set()
         try:
             locks.make_directory(self._data)
@@ -141,7 +146,7 @@ class Results:
             TransformFailed: it is larger than all results may be.
         """
         size = os.fstat(file.fileno()).st_size
-        if size > self.limit:
+        if _weight(size) > self.limit:
             raise TransformFailed(
                 f"the result has {size} bytes, and there is room for {self.limit}, half of --cache-size"
             )
@@ -149,33 +154,42 @@ class Results:
         with self._using():
             self._db.execute("begin immediate")
             try:
-                self._make_room(size, but=digest)
+                self._make_room(_weight(size), digest)
                 os.replace(file.name, self._path(digest, content))
                 row = (digest, size, content, time.time(), 1)
                 self._db.execute("insert or replace into results values (?, ?, ?, ?, ?)", row)
                 self._db.execute("commit")
             except BaseException:
+                self._seen = -1
                 self._db.execute("rollback")
                 raise
         self._verified.add((digest, content))
         return Result(size, content), os.dup(file.fileno())
 
-    def _make_room(self, size: int, but: bytes) -> None:
-        """Remove the least recently used files until another one fits, and an earlier file of the same digest."""
-        query = "select digest, size, content from results where kept order by digest != ?, used"
-        rows = self._db.execute(query, (but,)).fetchall()
-        taken = sum(row[1] for row in rows)
-        for digest, its_size, content in rows:
-            if digest != but and taken + size <= self.limit:
+    def _make_room(self, weight: int, digest: bytes) -> None:
+        """Remove an earlier file of a digest, and those that were used least recently until another one fits."""
+        query = "select digest, size, content from results where kept and"
+        rows = self._db.execute(f"{query} digest = ?", (digest,)).fetchall()
+        (version,) = self._db.execute("pragma data_version").fetchone()
+        if version != self._seen:  # another mount has changed the table
+            sizes = self._db.execute("select size from results where kept")
+            self._taken = sum(_weight(each) for (each,) in sizes)
+            self._seen = version
+        if self._taken + weight > self.limit:
+            rows += self._db.execute(f"{query} digest != ? order by used", (digest,))
+        for at, (each, size, content) in enumerate(rows):
+            if (at or each != digest) and self._taken + weight <= self.limit * _KEPT_EIGHTHS // 8:
                 break
-            self._path(digest, content).unlink(missing_ok=True)
-            self._db.execute("update results set kept = 0 where digest = ?", (digest,))
-            taken -= its_size
+            self._path(each, content).unlink(missing_ok=True)
+            self._db.execute("update results set kept = 0 where digest = ?", (each,))
+            self._taken -= _weight(size)
+        self._taken += weight
 
     def _drop(self, digest: bytes, path: Path) -> None:
         path.unlink(missing_ok=True)
         with self._using():
             self._db.execute("update results set kept = 0 where digest = ?", (digest,))
+            self._seen = -1
 
     def _path(self, digest: bytes, content: bytes) -> Path:
         return self._data / f"{digest.hex()}-{content.hex()}"
@@ -229,6 +243,11 @@ def clear(cache_dir: Path) -> None:
     root = cache_dir / _LAYOUT / "transformed"
     for path in [*root.glob("results.db*"), *root.glob("data/*")]:
         path.unlink(missing_ok=True)
+
+
+def _weight(size: int) -> int:
+    """Return the bytes of disk that a file takes on the usual file systems."""
+    return -(-size // _BLOCK) * _BLOCK
 
 
 def _checksum(descriptor: int) -> bytes:

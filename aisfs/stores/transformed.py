@@ -91,7 +91,10 @@ class Transformer(Protocol):
 
 
 class TransformedStore(ReadOnlyStore):
-    """The objects of a store as a transformer shows them."""
+    """The objects of a store as a transformer shows them.
+
+    The result of a version that the source does not have any more can be read as long as its file is there.
+    """
 
     def __init__(
         self,

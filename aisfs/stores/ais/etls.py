@@ -217,6 +217,9 @@ class EtlTransformer(Questions):
         self._is_pulled = False
         self._is_secret = False
         self._asked = float("-inf")
+        self._turn = trio.Lock()
+        self._begun = self._answered = 0
+        """Number of the last question about definitions, and of the last one that was answered."""
 
     async def definition(self) -> str:
         """Return how the ETLs are defined; asks now and then, and believes what it knows while they do not run."""
@@ -230,11 +233,19 @@ class EtlTransformer(Questions):
         return json.dumps(["etl", *self._names, self._arguments, self._said])
 
     async def ask(self) -> None:
-        """Ask how the ETLs are defined, which run then.
+        """Ask how the ETLs are defined, which run then; one question for all that wait.
 
         Raises:
             Unsupported: the cluster has none. `JobNotFound`: one does not run.
         """
+        wanted = self._begun + 1  # one under way may have begun too early
+        async with self._turn:
+            if self._answered < wanted:
+                self._begun = number = self._begun + 1
+                await self._ask_all()
+                self._answered = number
+
+    async def _ask_all(self) -> None:
         said: list[dict[str, Any]] = []
         for name in self._names if not self._is_secret else ():
             try:
