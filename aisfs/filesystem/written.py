@@ -159,8 +159,6 @@ class WrittenFile:
     """Handles among `writers` that go past the kernel's page cache."""
     shared: bool = False
     """Whether others opened it while there were such handles."""
-    appending: bool = False
-    """Whether a shard may have it already as a member."""
     resumed: bool = False
     """Whether a daemon before has begun it."""
     made_only_new: str = ""

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -387,6 +388,38 @@ def test_a_new_member_of_a_shard_is_written_on(tmp_path: Path) -> None:
         stored = place.stored("s.tar")
         assert stored is not None
         assert stored.count(b"one two") == 1
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_member_that_was_being_added_is_there_once(moment: str, tmp_path: Path) -> None:
+    log = [RESTARTED, "503", "faulty"]
+    with writable(tmp_path, keeper=True, faulty=True, expected_log=log) as place:
+        assert place.server is not None
+        code = f"import os; os.chdir({str(place.path)!r})\n"
+        python(code + "os.mkdir('s.tar.d'); open('s.tar.d/first', 'x').close()")
+        match = {"method": "PUT", "path_contains": "s.tar", **AT_TARGET}
+        place.server.faults([{"match": match, **MOMENTS[moment]}])
+        code += "file = open('s.tar.d/new', 'x'); file.write('text'); file.flush()\n"
+        code += "os.fsync(file.fileno()); file.write(', more'); file.close()"
+        program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+        try:
+            assert eventually(lambda: any(place.server.struck()))
+            if "stall" in str(MOMENTS[moment]):
+                assert eventually(place.server.held)
+            kill(place.mount)
+            place.server.faults([])
+            _, said = program.communicate(timeout=60)
+        finally:
+            program.kill()
+            program.communicate()
+        assert program.returncode == 0, said.decode()
+        with tarfile.open(place.files / "s.tar") as shard:
+            assert shard.getnames() == ["first", "new"]
+            content = shard.extractfile("new")
+            assert content is not None
+            assert content.read() == b"text, more"
+        assert (place.path / "s.tar.d/new").read_text() == "text, more"
+        assert not place.unsent()
 
 
 WORKER = """if 1:

@@ -372,13 +372,12 @@ class Committer:
         if file.write_error is not None:
             raise file.write_error
         known = await self._stored_before(file)
-        file.may_be_stored, file.appending = not file.member, bool(file.member)
+        file.may_be_stored = not file.member
         note(self._inodes, file)
         try:
             info = known or await self._upload(file)
         except AisfsError as error:
             file.may_be_stored &= not lasts(error)
-            file.appending = False
             if not file.acknowledged or lasts(error):  # else it goes on waiting
                 file.failed = error
             raise
@@ -391,7 +390,7 @@ class Committer:
             file.staged.mark_clean()
         with self._overlay.namespace_lock:
             file.base = info
-            file.dirty = file.overwrites = file.may_be_stored = file.appending = False
+            file.dirty = file.overwrites = file.may_be_stored = False
             file.failed = None
             if not file.member:
                 self._overlay.settle(file.bucket, file.key, info)
@@ -467,7 +466,7 @@ class Committer:
                 staged,
                 mtime_ns=file.mtime_ns,
                 mode=file.mode,
-                again=file.base is not None,
+                again=file.base is not None or file.resumed,  # a daemon before may have got so far
             )
 
     def _shard_appended(self, appended: Appended) -> None:

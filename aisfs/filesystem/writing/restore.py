@@ -49,7 +49,6 @@ _FLAGS = (
     "overwrites",
     "entry_overwrites",
     "may_be_stored",
-    "appending",
 )
 _SERIAL = 10
 """Where a fact has the number in the journal."""
@@ -280,14 +279,9 @@ class Restorer:
                 file.mtime_ns = changed_ns
         if file.acknowledged and file.entry is not None:
             file.mtime_ns = file.entry.mtime_ns
-        lost = file.dirty and file.staged is None and file.entry is None
-        if lost or file.appending:
+        if file.dirty and file.staged is None and file.entry is None:
             file.dirty = file.acknowledged = False
-            what = "it may have been added to its shard" if file.appending else "its bytes are gone"
-            file.detached_because = Stale(f"its daemon has ended, and {what}")
-            if file.staged is not None:
-                file.staged.give_up(str(file.detached_because))
-                file.staged = None
+            file.detached_because = Stale("its daemon has ended, and its bytes are gone")
 
     def _restore_handle(
         self, handle: int, ino: int, flags: int, count: int, keep: Callable[[int, OpenFile], None]
