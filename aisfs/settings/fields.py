@@ -336,7 +336,7 @@ class ViewSettings(Settings, group=Group.VIEWS):
         FLAG, False, "Fail if `--view class` or `flat` shows nothing", "exit code 5; off, since there is a warning anyway; not with `--lazy`", rare=True, tenants=True,
     )
     files_from = Option(
-        optional(text("FILE")), None, "Read sources from FILE, one per line or as wids' JSON; `-` is stdin",
+        optional(text("FILE")), None, "Read sources from FILE (`-`: stdin), one per line or as wids' JSON",
         "below `SOURCE` if there is one", group=Group.SOURCE,
     )
     include = Option(

@@ -602,7 +602,7 @@ FINALLY = {
     "link": b"old", "moved/in": b"in", "node": b"", "old": b"new", "other": b"over", "renamed": b"text m",
 }  # fmt: skip
 POINTS = range(
-    int(os.environ.get("POINTS_FROM", "4")), 400, int(os.environ.get("POINTS_STEP", "37"))
+    int(os.environ.get("POINTS_FROM", "6")), 400, int(os.environ.get("POINTS_STEP", "37"))
 )
 
 
