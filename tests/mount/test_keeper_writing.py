@@ -215,6 +215,24 @@ MOMENTS = {
 }
 
 
+def dies_while_held(place: Writable, script: str, *, held: bool = True) -> None:
+    """Run a program in the mount; kill the daemon once the server holds, or refuses, what it asks for, and let that go."""
+    assert place.server is not None
+    code = f"import os; os.chdir({str(place.path)!r})\n{script}"
+    program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    try:
+        assert eventually(lambda: any(place.server.struck()))
+        if held:
+            assert eventually(place.server.held)
+        kill(place.mount)
+        place.server.faults([])
+        _, said = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.communicate()
+    assert program.returncode == 0, said.decode()
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("what", BEGUN)
 def test_a_request_that_was_begun_is_carried_out_once(
@@ -231,19 +249,7 @@ def test_a_request_that_was_begun_is_carried_out_once(
         place.server.faults(
             [{"match": {"method": method, "path_contains": path, **AT_TARGET}, **MOMENTS[moment]}]
         )
-        code = f"import os; os.chdir({str(place.path)!r})\n{script}"
-        program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-        try:
-            assert eventually(lambda: any(place.server.struck()))
-            if "stall" in str(MOMENTS[moment]):
-                assert eventually(place.server.held)
-            kill(place.mount)
-            place.server.faults([])
-            _, said = program.communicate(timeout=60)
-        finally:
-            program.kill()
-            program.wait()
-        assert program.returncode == 0, said.decode()
+        dies_while_held(place, script, held=moment == "carried out")
         for name, text in AFTERWARDS[what].items():
             stored = place.stored(name)
             assert stored == (None if text is None else text.encode()), (name, stored)
@@ -268,21 +274,11 @@ def test_a_change_is_not_taken_for_the_one_before(what: str, tmp_path: Path) -> 
     make, change = TWICE[what]
     with writable(tmp_path, keeper=True, faulty=True, expected_log=[RESTARTED]) as place:
         assert place.server is not None
-        first = f"import os; os.chdir({str(place.path)!r}); "
-        python(f"{first}{make}; {change}; {make}")
+        do(place, f"\n    {make}; {change}; {make}")
         # The store is asked what has the name, before the change is noted.
         stall = {"action": "stall", "seconds": 600, "until_cleared": True, "times": -1}
         place.server.faults([{"match": {"method": "HEAD", "path_contains": "x"}, **stall}])
-        program = subprocess.Popen([sys.executable, "-c", first + change], stderr=subprocess.PIPE)
-        try:
-            assert eventually(place.server.held)
-            kill(place.mount)
-            place.server.faults([])
-            _, said = program.communicate(timeout=60)
-        finally:
-            program.kill()
-            program.communicate()
-        assert program.returncode == 0, said.decode()
+        dies_while_held(place, change)
         shown = python("import os, sys; print(os.listdir(sys.argv[1]))", place.path).decode()
         assert "'x'" not in shown
 
@@ -395,24 +391,12 @@ def test_a_member_that_was_being_added_is_there_once(moment: str, tmp_path: Path
     log = [RESTARTED, "503", "faulty"]
     with writable(tmp_path, keeper=True, faulty=True, expected_log=log) as place:
         assert place.server is not None
-        code = f"import os; os.chdir({str(place.path)!r})\n"
-        python(code + "os.mkdir('s.tar.d'); open('s.tar.d/first', 'x').close()")
+        do(place, "\n    os.mkdir('s.tar.d'); open('s.tar.d/first', 'x').close()")
         match = {"method": "PUT", "path_contains": "s.tar", **AT_TARGET}
         place.server.faults([{"match": match, **MOMENTS[moment]}])
-        code += "file = open('s.tar.d/new', 'x'); file.write('text'); file.flush()\n"
-        code += "os.fsync(file.fileno()); file.write(', more'); file.close()"
-        program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-        try:
-            assert eventually(lambda: any(place.server.struck()))
-            if "stall" in str(MOMENTS[moment]):
-                assert eventually(place.server.held)
-            kill(place.mount)
-            place.server.faults([])
-            _, said = program.communicate(timeout=60)
-        finally:
-            program.kill()
-            program.communicate()
-        assert program.returncode == 0, said.decode()
+        script = "file = open('s.tar.d/new', 'x'); file.write('text'); file.flush()\n"
+        script += "os.fsync(file.fileno()); file.write(', more'); file.close()"
+        dies_while_held(place, script, held=moment == "carried out")
         with tarfile.open(place.files / "s.tar") as shard:
             assert shard.getnames() == ["first", "new"]
             content = shard.extractfile("new")
