@@ -2,7 +2,7 @@
 
 Each is done once. The kernel locks a directory from before it asks until it has the answer. So what only this mount has made
 under the name is of this very request, and the last removal or rename that was noted in a directory is of it, too, if it is the
-same. Whether that came to its end is noted as well (`Renamer`); if not, the store is asked, whose word counts only if it is sure.
+same: the note goes with the next change that the kernel asks for (`Inodes.begins`). Whether that came to its end is noted as well (`Renamer`); if not, the store is asked, whose word counts only if it is sure.
 """
 
 import os

@@ -8,6 +8,8 @@ journal once its close was acknowledged. What the store has is found out when th
     place <bucket…>    a directory that only this mount knows, or that only the store lists
     order <bucket…>    names and offsets of a directory, as the kernel reads it: see `core.names.listing`
     change <number>    the last removal or rename in a directory: see `Again`
+
+Others are noted elsewhere: `mounted` and `attributes <bucket…>` of directories (`aisfs.filesystem.inodes`), and `map` (`aisfs.mount.run`).
 """
 
 import logging
