@@ -1,5 +1,6 @@
 """`aisfs mount` as a user runs it, always taken down again."""
 
+import json
 import os
 import re
 import signal
@@ -31,9 +32,8 @@ class Mount:
     """From the start of the command until the first listing of the root."""
 
     def kill(self) -> None:
-        """End the daemon the hard way: whoever waits for it gets an error."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
+        """End the daemon, and its keeper, the hard way: whoever waits for it gets an error."""
+        kill_group(self.process.pid)
 
     def requests(self) -> dict[str, float]:
         """Give how often the kernel has asked the daemon, and how often for bytes."""
@@ -51,7 +51,8 @@ class Mount:
     def costs(self) -> dict[str, float]:
         """Give what the daemon has used so far: seconds of processor, most memory in MB."""
         with suppress(OSError, ValueError, IndexError):
-            process = Path(f"/proc/{self.process.pid}")
+            about = json.loads(os.getxattr(self.path, "user.aisfs.about"))
+            process = Path(f"/proc/{about['pid']}")  # what was started is perhaps its keeper
             fields = (process / "stat").read_text().rpartition(")")[2].split()
             ticks = int(fields[11]) + int(fields[12])
             peak = re.search(r"VmHWM:\s+(\d+) kB", (process / "status").read_text())

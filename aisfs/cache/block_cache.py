@@ -93,7 +93,7 @@ class BlockCache:
         self.copied = bookkeeper.resident.copied
         """`copied(entry, wanted)`: a copy of what `hit` returns, or None. Never blocks."""
         self.will_need = bookkeeper.resident.will_need
-        """`will_need(entry, wanted)`: `hit` will be asked for this. Never blocks."""
+        """`will_need(entry, wanted)`: `hit` will be asked for this; returns whether it is there. Never blocks."""
         self.distrust = bookkeeper.resident.distrust
         """`distrust(view)`: the kernel could not read a view from `hit`. Never blocks."""
 

@@ -114,10 +114,14 @@ class ResidentSet:
         self.distrust(file.view)
         return None
 
-    def will_need(self, entry: EntryId, wanted: ByteRange) -> None:
-        """Have the kernel read what `hit` would return, so that it need not wait for the disk then."""
+    def will_need(self, entry: EntryId, wanted: ByteRange) -> bool:
+        """Have the kernel read what `hit` would return, so that it need not wait for the disk then.
+
+        Returns:
+            Whether `hit` would return it. This is not counted as a use.
+        """
         if not wanted:  # which the kernel takes for all that follows
-            return
+            return False
         with self.lock:
             segment = self.segments.get(entry.key(wanted.start // SEGMENT))
             there = segment is not None and segment.verified.covers(wanted)
@@ -125,6 +129,7 @@ class ResidentSet:
         if file is not None:
             with contextlib.suppress(OSError):  # a read of them gets the same error
                 file.will_need(wanted)
+        return file is not None
 
     def distrust(self, data: bytes | bytearray | memoryview) -> None:
         """Verify the file that `data` is a view of again before its next use: reading it failed."""

@@ -78,6 +78,7 @@ COMMANDS = {
         "upgrade": _Command(
             "Let the installed version go on with mounts.", "commands.status:upgrade"
         ),
+        "plan": _Command("Say in which order files will be read.", "commands.plan:plan"),
         "warm": _Command("Fill the disk cache before training.", "commands.cache:warm_up"),
     },
     "Shards": {

@@ -209,6 +209,15 @@ class Fetcher:
             if opened.mapped(piece) is None:
                 self.start(opened, piece, together)
 
+    def bring(
+        self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
+    ) -> list[Part]:
+        """Do the same with a range that is not all on disk; return the parts to wait for."""
+        if not self._make_room(len(wanted)):
+            return []
+        reading = self.start(opened, wanted, together)
+        return [part for part in reading.pieces if isinstance(part, Part)]
+
     async def stream(
         self,
         opened: OpenObject,

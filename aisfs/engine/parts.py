@@ -465,10 +465,11 @@ class OpenObject:
         return self.info.size
 
     @any_thread
-    def will_be_read(self, wanted: ByteRange) -> None:
-        """Have a range that is on disk in the page cache before its reader comes."""
-        if self.cache is not None and self.entry is not None:
-            self.cache.will_need(self.entry, wanted)
+    def will_be_read(self, wanted: ByteRange) -> bool:
+        """Have a range in the page cache before its reader comes; return whether it is on disk, mapped."""
+        if self.cache is None or self.entry is None:
+            return False
+        return self.cache.will_need(self.entry, wanted)
 
     def mapped(self, wanted: ByteRange) -> memoryview | None:
         """Return a range that the disk cache has mapped, for the kernel alone."""

@@ -100,6 +100,11 @@ class Prefetcher:
         """A shard is being read: if all shards beside it fit the cache, fetch it whole."""
         self._whole(bucket, info, self._fetch_fitting)
 
+    def brings(self, bucket: Bucket, info: ObjectInfo) -> bool:
+        """Do the same, and return whether the shard is being fetched whole, or was."""
+        self.touched(bucket, info)
+        return (bucket, info) in self._under_way or (bucket, info) in self._done
+
     def _whole(self, bucket: Bucket, info: ObjectInfo, decide: _Decide) -> None:
         if self._fetcher.cache is not None and (bucket, info) not in self._done:
             self._look_around(bucket, info, decide)

@@ -400,6 +400,12 @@ class Reader:
         elif not reads.opened.cached_by_source:  # else the object itself is no longer needed
             self._prefetcher.touched(reads.bucket, reads.shard)
 
+    def brings_whole(self, reads: MemberReads) -> bool:
+        """Have a shard fetched whole, if all shards beside it fit the cache; return whether it is, or was."""
+        if reads.opened.cached_by_source:
+            return False
+        return self._prefetcher.brings(reads.bucket, reads.shard)
+
     @any_thread
     def folder_listed(self, bucket: Bucket, shard: ObjectInfo) -> None:
         """Report that the folder of a shard is being listed."""

@@ -17,6 +17,7 @@ Each record is
       forgotten  numbers
       fact       a pair in JSON: a key, and what is true of it now; null if nothing is any more
       handle     of an open file: handle, number, request, flags, and how many more of it there are
+      order      only in the files of `aisfs.filesystem.plans`: numbers in the order in which they were read
 
 Whoever changes how anything is noted, facts included, counts `aisfs.system.keeping.NOTES_FORMAT` up.
 """
@@ -49,7 +50,7 @@ _RECORD = Struct("=IB")
 _RUN = Struct("=QI")
 _NUMBER = Struct("=Q")
 _HANDLE = Struct("=QQQBi")
-_FILES, _NODE, _FORGOTTEN, _FACT, _HANDLES = range(5)
+_FILES, _NODE, _FORGOTTEN, _FACT, _HANDLES, _ORDER = range(6)
 SLACK = 16 << 20
 """Bytes that a log may grow beyond twice its length, as small ones do all the time."""
 FORGOTTEN_MAX = 512
@@ -338,6 +339,26 @@ class EarlierNumbers:
     def _name(self, at: int, number: int) -> bytes:
         names = zip(self._numbers(at), self._names(at), strict=True)
         return next(name for each, name in names if each == number)
+
+
+def order_record(numbers: "array[int]") -> bytes:
+    """Return the record of numbers in an order."""
+    return _record(_ORDER, numbers.tobytes())
+
+
+def split_order(data: bytes) -> tuple["array[int]", bytes]:
+    """Return the numbers of all records of an order, and the other records; of a last one that is cut off, the numbers."""
+    order, others = array("Q"), []
+    at = 0
+    while at + _RECORD.size <= len(data):
+        length, kind = _RECORD.unpack_from(data, at)
+        body, at = at + _RECORD.size, at + _RECORD.size + length
+        if kind == _ORDER:
+            there = min(at, len(data)) - body
+            order.frombytes(data[body : body + there // order.itemsize * order.itemsize])
+        elif at <= len(data):
+            others.append(data[body - _RECORD.size : at])
+    return order, b"".join(others)
 
 
 def _turn(fd: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from aisfs.engine.shards import CacheCoverage
 from aisfs.errors import AisfsError, NoSuchAttribute, NotPermitted
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
+from aisfs.filesystem.plans import Plans
 from aisfs.metrics import Metrics
 from aisfs.model import FAILURE, ByteRange
 from aisfs.redaction import shown
@@ -40,6 +41,8 @@ REFRESH = b"user.aisfs.refresh"
 """Asked for, it has everything below looked up anew, and says as JSON what came of it. Not listed."""
 FLUSH = b"user.aisfs.flush"
 """Of the root: asked for, it has everything uploaded that waits, and says as JSON what came of it. Not listed."""
+PLAN = b"user.aisfs.plan"
+"""Of the root: what is known of the order in which files will be read; with words behind it, see `Plans.control`. Not listed."""
 KEPT = b"user.aisfs.kept"
 """Not listed: a copy of all attributes must not wait for the disk."""
 
@@ -55,6 +58,7 @@ class Xattrs:
         warnings: RecentWarnings,
         *,
         reports: Mapping[bytes, Callable[[], Awaitable[bytes]]],
+        plans: Plans | None = None,
         flush: Callable[[], Awaitable[int]] | None = None,
         listed: bool = False,
     ) -> None:
@@ -62,6 +66,7 @@ class Xattrs:
 
         `flush` uploads what waits, and returns how many files. The names are listed only if `listed`.
         """
+        self._plans = plans
         self._flush_all = flush
         self._reports = {STATS: self._stats, RECENT: self._recent, **reports}
         self._listed = listed
@@ -70,8 +75,8 @@ class Xattrs:
         self._coverage = coverage
         self._warnings = warnings
 
-    async def get(self, ino: int, name: bytes, user: int) -> bytes:
-        """Return one attribute to a user.
+    async def get(self, ino: int, name: bytes, user: int, pid: int = 0) -> bytes:
+        """Return one attribute to a user, and a process.
 
         Raises:
             NotPermitted: only root and the user who mounted may ask for it.
@@ -79,9 +84,12 @@ class Xattrs:
         """
         if not name.startswith(PREFIX):  # `ls -l` asks for security labels: no scan for that
             raise NoSuchAttribute(f"no attribute {os.fsdecode(name)!r}")
-        if name in (REFRESH, FLUSH, UPGRADE) and user not in (0, os.geteuid()):
-            what = name.removeprefix(b"user.aisfs.").decode()
-            raise NotPermitted(f"only root and the user who mounted may {what}")
+        asked, *words = name.removeprefix(b"user.aisfs.").decode(errors="replace").split(".", 2)
+        plans = asked == "plan" and name.startswith(PLAN)
+        if (plans or name in (REFRESH, FLUSH, UPGRADE)) and user not in (0, os.geteuid()):
+            raise NotPermitted(f"only root and the user who mounted may {asked}")
+        if plans and ino == ROOT and self._plans is not None:
+            return await self._plans.control(words, pid)
         if ino == ROOT and name in self._reports:
             return await self._reports[name]()
         if name == REFRESH or (name == FLUSH and ino == ROOT):

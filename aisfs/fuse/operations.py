@@ -474,7 +474,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute."""
-        return await self._xattrs.get(inode, name, ctx.uid)
+        return await self._xattrs.get(inode, name, ctx.uid, ctx.pid)
 
     @handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:

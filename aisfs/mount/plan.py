@@ -217,6 +217,10 @@ def plan_mount(
     _check_writing(writing, source, options)
     transform, cache = load(TransformSettings, settings), load(CacheSettings, settings)
     _check_transform(transform, writing, cache, source)
+    kernel = load(KernelSettings, settings)
+    for option in ("record", "replay"):
+        if getattr(cache, option) is not None and not kernel.fastpath:
+            raise ConfigError(f"--{option}: not with --no-fastpath, where no order is followed")
     tree = load(TreeSettings, settings)
     if spec.reshaped and tree.shard_index is ShardIndex.ALWAYS:
         option = "--view shards --join" if view.shuffle is None else "--shuffle"
@@ -232,7 +236,7 @@ def plan_mount(
         command=parse_command(transform.transform) if transform.transform else None,
         writing=writing,
         options=frozenset(options),
-        kernel=load(KernelSettings, settings),
+        kernel=kernel,
         monitoring=load(MonitoringSettings, settings),
         lazy=view.lazy and not view.strict,
         strict=view.strict,

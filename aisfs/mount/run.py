@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +21,13 @@ from aisfs.errors import AccessDenied, AisfsError, SourceMissing
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers, Members
 from aisfs.filesystem.inodes import ShardFolders
 from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker
+from aisfs.filesystem.plans import Plans, Recorder, read_recorded
 from aisfs.filesystem.takeover import Forgotten, NumberLog
 from aisfs.filesystem.trees import Names, Tree
 from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
+from aisfs.fuse.dispatcher import Observer
 from aisfs.fuse.mountpoint import check_descriptor, descriptor_of
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.operations import Operations, PyfuseKernel, serve, serves_descriptors, terminate
@@ -141,6 +143,21 @@ class Start(Protocol):
             note: What the user should know about it; empty for nothing.
         """
         ...
+
+
+class _Observers:
+    """Tells of reads those who follow their order, besides the pusher."""
+
+    def __init__(self, pusher: Pusher, followers: Sequence[Callable[[int], None]]) -> None:
+        self._read = pusher.was_read
+        self._followers = followers
+        self.was_listed = pusher.was_listed
+
+    def was_read(self, ino: int, offset: int, size: int) -> None:
+        self._read(ino, offset, size)
+        if not offset and size:
+            for follower in self._followers:
+                follower(ino)
 
 
 Reload = Callable[[], TreeSettings | None]
@@ -364,6 +381,9 @@ async def _build(
     services.hooks.listing_changed = plain.with_all_names(filesystem.listing_changed)
     services.hooks.content_was_wrong = filesystem.content_was_wrong
     describe(plan, services, filesystem, launch.progress)
+    plans = None
+    if plan.kernel.fastpath:
+        plans = Plans(filesystem, services.reader, services.fetcher, services.nursery)
     operations = Operations(
         filesystem,
         write,
@@ -373,6 +393,7 @@ async def _build(
             services.coverage,
             warnings,
             reports=about.reports,
+            plans=plans,
             flush=write.flush if write is not None else None,
             listed=plan.tree.list_xattrs,
         ),
@@ -381,7 +402,7 @@ async def _build(
         on_ready=lambda: services.nursery.start_soon(launch.finish),
     )
     launch.set_ttls = partial(_set_ttls, services, filesystem, operations)
-    if not plan.kernel.fastpath:
+    if plans is None:
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)
     if services.blocks is not None:
@@ -393,7 +414,16 @@ async def _build(
         if write is not None and keeping.takeover is not None:
             write.restorer.restore(operations.handles.restore, write.committer)
             services.nursery.start_soon(write.restorer.settle, write.committer)
-    return _build_fast_path(services, operations, filesystem, write, keeping)
+    followers = [plans.was_read]
+    goes_on = keeping is not None and keeping.takeover is not None
+    if plan.cache.replay is not None and not goes_on:
+        recorded = await trio.to_thread.run_sync(read_recorded, plan.cache.replay)
+        plans.announce("replay", *recorded)
+    if plan.cache.record is not None:
+        recorder = Recorder(filesystem, plan.cache.record, go_on=goes_on)
+        services.nursery.start_soon(recorder.record)
+        followers.append(recorder.was_read)
+    return _build_fast_path(services, operations, filesystem, write, keeping, followers)
 
 
 async def _keep(
@@ -424,13 +454,14 @@ def _build_fast_path(
     filesystem: FileSystem,
     write: WriteLayer | None,
     keeping: Keeping | None,
+    followers: Sequence[Callable[[int], None]],
 ) -> FastPathSession:
     members = Members(filesystem, services.reader)
 
-    def observe(notifier: Notifier) -> Pusher:
+    def observe(notifier: Notifier) -> Observer:
         pusher = Pusher(notifier, members, PageCacheBudget().room, services.metrics)
         services.hooks.landed = pusher.landed
-        return pusher
+        return _Observers(pusher, followers)
 
     return FastPathSession(
         operations,

@@ -527,6 +527,14 @@ class CacheSettings(Settings, group=Group.CACHING):
         whole(), 2, "Shards fetched ahead of a reader that takes them in name order", "0 turns it off", rare=True,
         tenants=True,
     )
+    record = Option(
+        optional(path("FILE")), None, "Write the order in which files are read first into FILE, for --replay",
+        "for programs whose order cannot be announced", see="the-order-of-reading", rare=True,
+    )
+    replay = Option(
+        optional(path("FILE")), None, "Fetch ahead in the order that --record has written to FILE",
+        "what is not read in that order is read as without it", see="the-order-of-reading", rare=True,
+    )
     memory_limit = Option(
         optional(size(MEMORY_LEAST)), None, "Most bytes of objects in memory",
         "beyond it nothing is read ahead; at least 16MiB; eight windows of 64 MiB; see below",

@@ -17,6 +17,7 @@ from bench.groups import (
     models,
     peers,
     pictures,
+    plan,
     s3,
     shard,
     shuffle,
@@ -60,5 +61,6 @@ GROUPS = [
     Group("s3", "Over S3, beside other mounts (rclone, s3fs)", s3.run, ("webdataset",)),
     Group("link", "Cold pictures over a shaped link", link.run, (*TORCH, "webdataset")),
     Group("models", "A model by mmap, over a shaped link", models.run),
+    Group("plan", "In an order that was announced, behind 20 ms", plan.run),
     Group("latency", "Over a modelled link", latency.run, TORCH),
 ]

@@ -1,0 +1,416 @@
+"""Announced orders of reading: fetches what is about to be read, and records in which order files are read.
+
+A plan (`aisfs.core.policy.plan`) has inode numbers. What they stand for is known of what the kernel knows; for a recorded
+order, the file that has it says so, as the log of another daemon does (`aisfs.filesystem.takeover`). What cannot be found is
+left for its reader to find, and so is every error.
+
+A recorded order is a file with a first line and records, each second some more; the last one may be cut off.
+"""
+
+import json
+import logging
+import os
+import stat
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import trio
+
+from aisfs.core.names.inodes import slot_of, split_member
+from aisfs.core.policy.plan import DROPPED_AFTER, LOST_AFTER, Plan
+from aisfs.engine.batches import MOST, SIZE_MAX, Batches
+from aisfs.engine.disk import unattended
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.parts import OpenObject, Part
+from aisfs.engine.reader import Reader
+from aisfs.errors import AisfsError, ConfigError
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
+from aisfs.filesystem.takeover import EarlierNumbers, FileName, order_record, records, split_order
+from aisfs.model import ByteRange
+from aisfs.system.threads import any_thread
+
+log = logging.getLogger(__name__)
+
+HEADING = b"aisfs order 1\n"
+"""The first line of a recorded order."""
+RECORD_SECONDS = 1.0
+AHEAD_MAX = 64 << 20
+"""Bytes ahead of the readers of a plan: half a second at 1 Gbit/s, and all that 20 ms of latency can use."""
+AHEAD_SHARE = 4
+"""At most one part in so many of the limit on memory, for all plans together."""
+AT_ONCE = 32
+"""Requests under way for plans: fewer than there may be in all, so that other readers need not wait for theirs."""
+CHUNK_FILES, CHUNK_BYTES = 1024, 4 << 20
+"""Files that are looked at together: those of one shard that lie side by side are fetched together."""
+NEAR, NEAR_MAX = 16 << 10, 512 << 10
+"""Bytes between two files of a shard that are fetched for nothing rather than with a second request, at least and at most."""
+SPAN_MAX = 4 << 20
+"""Bytes of files that are fetched together; of a larger file the first ones, behind which read-ahead begins."""
+ORDER_MAX = 1 << 30
+"""Bytes of one announced order."""
+
+
+class Plans:
+    """The plans of one mount. For the trio thread, but for `was_read`."""
+
+    def __init__(
+        self, filesystem: FileSystem, reader: Reader, fetcher: Fetcher, services: trio.Nursery
+    ) -> None:
+        """Find files in `filesystem`, and fetch in tasks of `services`."""
+        self._filesystem = filesystem
+        self._reader = reader
+        self._fetcher = fetcher
+        self._services = services
+        self._token = trio.lowlevel.current_trio_token()
+        self._plans: dict[str, tuple[Plan, trio.CancelScope]] = {}
+        self._reads: deque[int] = deque()
+        self._news = trio.Event()
+        self._told = False
+        """Whether the trio thread is about to look at the reads."""
+        self._turns = trio.Semaphore(AT_ONCE)
+        self._batches = Batches(fetcher.store, services)
+
+    @any_thread
+    def was_read(self, ino: int) -> None:
+        """The start of a file was read."""
+        if not self._plans:
+            return
+        self._reads.append(ino)
+        if not self._told:
+            self._told = True
+            try:
+                self._token.run_sync_soon(self._take_reads)
+            except trio.RunFinishedError:
+                return
+
+    def announce(self, name: str, order: "array[int]", names: EarlierNumbers | None = None) -> None:
+        """Expect files to be read in an order of their numbers, after what is left of the plan of this name.
+
+        `names` says what those numbers stand for that the kernel does not know.
+        """
+        if name in self._plans:
+            self._plans[name][0].add(order)
+            self._tell()
+            return
+        plan, scope = Plan(name), trio.CancelScope()
+        plan.add(order)
+        self._plans[name] = plan, scope
+        work = partial(self._follow, plan, scope, names)
+        self._services.start_soon(unattended, f"the plan {name}", work)
+
+    def drop(self, name: str = "") -> int:
+        """End a plan, or all of them; return how many there were."""
+        found = [each for each in self._plans if not name or each == name]
+        for each in found:
+            self._plans.pop(each)[1].cancel()
+        return len(found)
+
+    async def report(self) -> bytes:
+        """Return as JSON how far the readers of each plan are."""
+        told = [
+            {
+                "name": plan.name,
+                "files": len(plan),
+                "position": plan.position,
+                "followed": plan.followed,
+                "ahead_bytes": plan.ahead_bytes,
+            }
+            for plan, _ in self._plans.values()
+        ]
+        return json.dumps(told).encode()
+
+    async def control(self, words: Sequence[str], pid: int) -> bytes:
+        """Do what is asked for through the attributes of the root, and return as JSON what came of it.
+
+        Args:
+            words: Nothing: say how far the plans are. `drop` and perhaps a name: end it, or all. A number and perhaps a name:
+                announce the order in the file that process `pid` has open with this descriptor.
+            pid: The process that asks.
+        """
+        word, name = (*words, "", "")[:2]
+        if not word:
+            return await self.report()
+        if word == "drop":
+            return json.dumps({"plans": self.drop(name)}).encode()
+        try:
+            order, names = await trio.to_thread.run_sync(_order_of, pid, word)
+        except ConfigError as error:  # an errno would not say it
+            return json.dumps({"failed": str(error)}).encode()
+        self.announce(name or "default", order, names)
+        return json.dumps({"files": len(order)}).encode()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    def _take_reads(self) -> None:
+        self._told = False
+        while self._reads:
+            number = self._reads.popleft()
+            for plan, _ in self._plans.values():
+                if not plan.read(number) and plan.strays % LOST_AFTER == 0:
+                    self._services.start_soon(self._look_for, plan, number)
+        self._tell()
+
+    async def _look_for(self, plan: Plan, number: int) -> None:
+        """Go on where the readers are, if they are anywhere in the plan."""
+        strays = plan.strays
+        place = await trio.to_thread.run_sync(plan.locate, number)
+        if place is not None and plan.strays >= strays:
+            log.info("plan %s: its readers are at file %d", plan.name, place)
+            plan.move_to(place)
+            self._tell()
+        elif plan.strays >= DROPPED_AFTER and self._plans.get(plan.name, (None,))[0] is plan:
+            log.warning(
+                "plan %s ends: the last %d files that were read are not in it, or not where it has them",
+                plan.name,
+                plan.strays,
+            )
+            self.drop(plan.name)
+
+    async def _follow(
+        self, plan: Plan, scope: trio.CancelScope, names: EarlierNumbers | None
+    ) -> None:
+        """Fetch what is next until the plan ends."""
+        with scope:
+            while not plan.ended:
+                news = self._news
+                while plan.ahead_bytes < self._room() and (numbers := plan.take(CHUNK_FILES)):
+                    await self._fetch_all(plan, numbers, names)
+                await news.wait()
+            log.info(
+                "plan %s: %d of %d files were read in its order",
+                plan.name,
+                plan.followed,
+                len(plan),
+            )
+            del self._plans[plan.name]
+
+    def _room(self) -> int:
+        share = self._fetcher.memory_limit // AHEAD_SHARE // max(1, len(self._plans))
+        return min(AHEAD_MAX, share)
+
+    async def _fetch_all(
+        self, plan: Plan, numbers: Sequence[int], names: EarlierNumbers | None
+    ) -> None:
+        """Fetch files, those beside each other together, in the order of the first of them."""
+        wanted: dict[OpenObject, list[ByteRange]] = {}
+        size = 0
+        for at, number in enumerate(numbers, 1):
+            place = await self._place(number, names)
+            if place is not None:
+                opened, lies = place
+                plan.begin(number, len(lies))
+                if not opened.will_be_read(lies):
+                    wanted.setdefault(opened, []).append(lies)
+                    size += len(lies)
+            if size >= CHUNK_BYTES or at == len(numbers):
+                await self._fetch_chunk(wanted)
+                wanted, size = {}, 0
+                while plan.ahead_bytes >= self._room() and at < len(numbers):
+                    await self._news.wait()
+
+    async def _fetch_chunk(self, wanted: Mapping[OpenObject, Sequence[ByteRange]]) -> None:
+        near = self._near()
+        spans = [(opened, span) for opened, all_ in wanted.items() for span in joined(all_, near)]
+        small = [each for each in spans if len(each[1]) == each[0].info.size <= SIZE_MAX]
+        for start in range(0, len(small), MOST):
+            await self._turns.acquire()
+            with self._batches.gathering() as together:
+                begun = [
+                    self._fetcher.bring(*each, together) for each in small[start : start + MOST]
+                ]
+            self._services.start_soon(self._wait, list(chain.from_iterable(begun)))
+        for opened, span in spans:
+            if len(span) != opened.info.size or len(span) > SIZE_MAX:
+                await self._turns.acquire()
+                self._services.start_soon(self._wait, self._fetcher.bring(opened, span))
+
+    async def _wait(self, parts: Sequence[Part]) -> None:
+        """Give a turn back once parts are here, or have failed."""
+        try:
+            for part in parts:
+                await part.done.wait()
+        finally:
+            self._turns.release()
+
+    def _near(self) -> int:
+        """Return how many bytes take as long as the next request does."""
+        link = self._fetcher.link
+        if link.latency is None or link.rate is None:
+            return NEAR
+        return int(min(max(link.latency * link.rate / AT_ONCE, NEAR), NEAR_MAX))
+
+    async def _place(
+        self, number: int, names: EarlierNumbers | None
+    ) -> tuple[OpenObject, ByteRange] | None:
+        """Return where the bytes of a file lie; None if that cannot be found, or there are none."""
+        try:
+            node = await self._node(number, names)
+            if isinstance(node, ObjectNode):
+                if number in self._filesystem.inodes.files.by_ino or not node.info.size:
+                    return None
+                lies = ByteRange(0, min(node.info.size, SPAN_MAX))
+                return self._fetcher.open(node.bucket, node.info), lies
+            if not isinstance(node, ShardNode):
+                return None
+            _, is_directory, row = split_member(number) or (0, True, 0)
+            view = self._filesystem.folders.try_view(node) or await self._filesystem.view(node)
+            if is_directory or row >= len(view.index):
+                return None
+            lies = view.index.data_range(row)
+            stop = min(lies.stop, view.index.end_of(row), lies.start + SPAN_MAX)
+            lies = ByteRange(lies.start, max(stop, lies.start))
+            reads = self._reader.open_shard(node.bucket, node.info, view.index)
+            if lies.start == lies.stop or self._reader.brings_whole(reads):
+                return None
+            return reads.opened, lies
+        except AisfsError:
+            return None
+
+    async def _node(self, number: int, names: EarlierNumbers | None) -> Node | None:
+        inodes = self._filesystem.inodes
+        node = inodes.get(number)
+        if node is not None or names is None:
+            return node
+        known = names.get(slot_of(number))
+        if not isinstance(known, FileName):
+            return known
+        above = inodes.get(known.parent) or names.get(known.parent)
+        if above is None or isinstance(above, FileName):
+            return None
+        found = await self._filesystem.tree.find(above, known.parent, known.name)
+        return found.node if found is not None and inodes.number(found.node) == number else None
+
+
+Order = tuple["array[int]", EarlierNumbers | None]
+"""Numbers, and what those stand for that the kernel need not know."""
+
+
+def _order_of(pid: int, descriptor: str) -> Order:
+    """Read the numbers, or the recorded order, in a file which a process has open, whatever its offset."""
+    if not pid:
+        raise ConfigError("the process is in a container whose processes the daemon does not see")
+    if not descriptor.isdecimal():
+        raise ConfigError(f"{descriptor!r} is no descriptor of an open file")
+    try:
+        with open(f"/proc/{pid}/fd/{descriptor}", "rb", opener=_opener) as file:
+            about = os.fstat(file.fileno())
+            data = file.read(ORDER_MAX + 1) if stat.S_ISREG(about.st_mode) else b""
+            if not data.startswith(HEADING) and (len(data) % 8 or not 0 < len(data) <= ORDER_MAX):
+                most = ORDER_MAX // 8
+                raise ConfigError(f"no file of at most {most:,} inode numbers, 8 bytes each")
+            return _parsed(data)
+    except OSError as error:
+        raise ConfigError(f"the daemon cannot read what is open: {error.strerror}") from error
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def joined(ranges: Sequence[ByteRange], near: int) -> Iterator[ByteRange]:
+    """Yield ranges that cover all of `ranges` of one object, which have at most `near` other bytes between them."""
+    left = sorted(ranges, key=lambda each: each.start)
+    start, stop = left[0].start, left[0].stop
+    for each in left[1:]:
+        if each.start - stop > near or max(each.stop, stop) - start > SPAN_MAX:
+            yield ByteRange(start, stop)
+            start, stop = each.start, each.stop
+        stop = max(stop, each.stop)
+    yield ByteRange(start, stop)
+
+
+# Recorded orders ------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Writes down in which order files are read for the first time."""
+
+    def __init__(self, filesystem: FileSystem, path: Path, *, go_on: bool) -> None:
+        """Begin with a new file, or go on with that of the daemon before.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        self._inodes = filesystem.inodes
+        self._path = path
+        self._seen: set[int] = set()
+        self._noted: set[int] = set()
+        """What the file says of what numbers stand for."""
+        self._reads: deque[int] = deque()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if go_on else os.O_TRUNC)
+        try:
+            self._file = os.fdopen(os.open(path, flags, 0o666), "wb", buffering=0)
+            if not os.fstat(self._file.fileno()).st_size:
+                self._file.write(HEADING)
+        except OSError as error:
+            raise ConfigError(f"--record {path}: {error.strerror}") from error
+
+    @any_thread
+    def was_read(self, ino: int) -> None:
+        """The start of a file was read."""
+        if ino not in self._seen:
+            self._seen.add(ino)
+            self._reads.append(ino)
+
+    async def record(self) -> None:
+        """Write every second what came since; never returns."""
+        try:
+            while True:
+                await trio.sleep(RECORD_SECONDS)
+                await trio.to_thread.run_sync(self._write)
+        finally:
+            self._write()
+            self._file.close()
+
+    def _write(self) -> None:
+        numbers = array("Q")
+        while self._reads:
+            numbers.append(self._reads.popleft())
+        known: list[tuple[int, Node]] = []
+        for number in numbers:
+            node = self._inodes.get(number)
+            if isinstance(node, ShardNode | ObjectNode):
+                self._note(slot_of(number), node, known)
+                if isinstance(node, ObjectNode):
+                    self._note(node.parent, self._inodes.get(node.parent), known)
+        if numbers:
+            try:
+                self._file.write(b"".join([*records(known), order_record(numbers)]))
+            except OSError as error:
+                log.warning("--record %s: %s", self._path, error.strerror)
+
+    def _note(self, number: int, node: Node | None, known: list[tuple[int, Node]]) -> None:
+        if node is not None and number not in self._noted:
+            self._noted.add(number)
+            known.append((number, node))
+
+
+def read_recorded(path: Path) -> Order:
+    """Return a recorded order, and what its numbers stand for.
+
+    Raises:
+        ConfigError: it cannot be read, or is no recorded order.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--replay {path}: {error.strerror}") from error
+    if not data.startswith(HEADING):
+        raise ConfigError(f"--replay {path}: this is no order that --record has written")
+    return _parsed(data)
+
+
+def _parsed(data: bytes) -> Order:
+    if data.startswith(HEADING):
+        order, names = split_order(data[len(HEADING) :])
+        return order, EarlierNumbers(names)
+    order = array("Q")
+    order.frombytes(data)
+    return order, None

@@ -1,0 +1,307 @@
+"""`aisfs plan`, --record and --replay: the mount fetches what is about to be read, and nothing else changes."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from aisfs.commands.options import Exit
+from tests.mount.cache_data import Dataset, make_objects, make_shards, shuffled
+from tests.mount.cache_tools import MIB, Meter, list_folders, read
+from tests.mount.datasets import sample, write_shard
+from tests.mount.test_mount_errors import one_line
+from tests.support.mounts import Mount, aisfs, check_refused, eventually, mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+NO_DISK = ("--cache-size", "0")
+PICTURES = {
+    f"class{each % 3}/{each:03}.{suffix}": os.urandom(2000 + each)
+    for each in range(90)
+    for suffix in ("jpg", "txt")
+}
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path) -> Dataset:
+    """Eight shards of 2 MiB, 128 members."""
+    return make_shards(store / "b" / "train", 8, 16, 128 * 1024)
+
+
+@pytest.fixture(scope="module")
+def objects(store: Path) -> Dataset:
+    """Thirty objects of 64 KiB in another bucket."""
+    return make_objects(store / "o", 30, 64 * 1024)
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, shards: Dataset, objects: Dataset) -> Iterator[RunningServer]:
+    for name, content in PICTURES.items():
+        (store / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / "pictures" / name).write_bytes(content)
+    samples = [sample(f"s{each}", 1, image=b"picture") for each in range(4)]
+    write_shard(store / "k" / "few.tar", samples)
+    with running_server(store) as server:
+        yield server
+
+
+def some(digests: dict[str, str], start: int, stop: int) -> dict[str, str]:
+    return dict(list(digests.items())[start:stop])
+
+
+def announce(mount: Mount, file: Path, *lines: str) -> str:
+    if lines:
+        file.write_text("\n".join(lines) + "\n")
+    done = aisfs("plan", mount.path, file)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
+    return done.stdout.decode()
+
+
+def plans(mount: Mount) -> list[dict[str, Any]]:
+    return list(json.loads(aisfs("plan", "--json", mount.path).stdout))
+
+
+def test_objects_are_there_before_they_are_read(
+    server: RunningServer, objects: Dataset, mountpoint: Path, tmp_path: Path
+):
+    order = shuffled(objects.files, 1)
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=NO_DISK) as mount:
+        meter = Meter(server)
+        assert announce(mount, tmp_path / "lines", *order) == "30 files expected\n"
+        eventually(lambda: plans(mount)[0]["ahead_bytes"] == objects.size)
+        assert meter.take()["get_bytes"] == objects.size
+        shown = aisfs("plan", mount.path).stdout.decode()
+        assert "default" in shown
+        assert "30" in shown
+        read(mount.path, order)
+        meter.nothing()
+        eventually(lambda: plans(mount) == [])
+        assert aisfs("plan", mount.path).stdout == b"no plans\n"
+
+
+def test_members_are_fetched_just_ahead_and_once(
+    server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
+):
+    """With memory for a quarter of the data, and no disk."""
+    order = shuffled(shards.members, 2)
+    options = (*NO_DISK, "--memory-limit", "16MiB", "--prefetch-shards", "0")
+    with mounted("ais://b/train", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        list_folders(mount.path, shards)
+        meter = Meter(server)
+        announce(mount, tmp_path / "lines", *order)
+        eventually(lambda: plans(mount)[0]["ahead_bytes"] >= 4 * MIB)
+        before = meter.take()
+        assert before["get_bytes"] < 9 * MIB
+        read(mount.path, order)
+        assert meter.take()["get_bytes"] + before["get_bytes"] < 1.3 * shards.size
+        eventually(lambda: plans(mount) == [])
+
+
+def test_a_permutation_numbers_pictures_as_torchvision_does(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    datasets = pytest.importorskip("torchvision.datasets")
+    with mounted("ais://pictures", mountpoint, endpoint=server.endpoint) as mount:
+        pictures = [path for path, _ in datasets.ImageFolder(str(mount.path)).samples]
+        permutation = numpy.random.default_rng(3).permutation(len(pictures))
+        for kind in ("int64", "int32"):
+            numpy.save(tmp_path / "order.npy", permutation.astype(kind))
+            assert announce(mount, tmp_path / "order.npy") == f"{len(pictures)} files expected\n"
+            for at in permutation[:-1]:
+                Path(pictures[at]).read_bytes()
+            eventually(lambda: plans(mount)[0]["position"] >= len(pictures) - 1 or None)
+            assert aisfs("plan", "--drop", mount.path).stdout == b"1 plan ended\n"
+            aisfs("refresh", mount.path)
+        numpy.save(tmp_path / "order.npy", numpy.arange(91))
+        done = aisfs("plan", mount.path, tmp_path / "order.npy")
+        assert done.returncode == Exit.USAGE
+        assert b"numbers files up to 90, and there are 90" in done.stderr
+
+
+def test_keys_stand_for_all_files_of_their_samples(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    with mounted("ais://k", mountpoint, endpoint=server.endpoint) as mount:
+        keys = [f"few.tar.d/s{each}" for each in (2, 0, 3)]
+        assert announce(mount, tmp_path / "lines", *keys) == "6 files expected\n"
+
+
+def test_an_order_that_was_recorded_is_fetched_by_a_fresh_mount(
+    server: RunningServer, shards: Dataset, objects: Dataset, mountpoint: Path, tmp_path: Path
+):
+    recorded = tmp_path / "order"
+    files = some(shuffled(shards.members, 5), 0, 40)
+    record = (*NO_DISK, "--record", str(recorded))
+    with mounted(None, mountpoint, endpoint=server.endpoint, options=record) as mount:
+        root = mount.path / "ais"
+        read(root / "b" / "train", files)
+        read(root / "o", shuffled(objects.files, 6))
+        total = objects.size + sum((root / "b" / "train" / name).stat().st_size for name in files)
+    replay = (*NO_DISK, "--replay", str(recorded))
+    with mounted(None, mountpoint, endpoint=server.endpoint, options=replay) as mount:
+        root = mount.path / "ais"
+        eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
+        read(root / "b" / "train", files)
+        read(root / "o", shuffled(objects.files, 6))
+        eventually(lambda: plans(mount) == [])
+    with mounted(None, mountpoint, endpoint=server.endpoint, options=NO_DISK) as mount:
+        assert announce(mount, recorded) == "70 files expected\n"
+        eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
+    data = recorded.read_bytes()
+    recorded.write_bytes(data[:-9])  # its daemon was killed
+    with mounted(None, mountpoint, endpoint=server.endpoint, options=replay) as mount:
+        assert plans(mount)[0]["files"] == 68
+
+
+def test_what_changed_since_the_record_is_read_as_it_is(
+    server: RunningServer, store: Path, mountpoint: Path, tmp_path: Path
+):
+    recorded, place = tmp_path / "order", store / "changing"
+    place.mkdir()
+    for name in "abc":
+        (place / name).write_text(f"{name} before")
+    options = ("--record", str(recorded))
+    with mounted("ais://changing", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        assert [(mount.path / name).read_text() for name in "abc"] == [f"{n} before" for n in "abc"]
+    (place / "b").write_text("b afterwards")
+    (place / "c").unlink()
+    replay = ("--replay", str(recorded))
+    with mounted("ais://changing", mountpoint, endpoint=server.endpoint, options=replay) as mount:
+        assert (mount.path / "a").read_text() == "a before"
+        assert (mount.path / "b").read_text() == "b afterwards"
+        assert not (mount.path / "c").exists()
+
+
+def test_readers_may_begin_in_the_middle_and_go_on_to_the_next_epoch(
+    server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
+):
+    first, second = shuffled(shards.members, 7), shuffled(shards.members, 8)
+    options = (*NO_DISK, "--memory-limit", "16MiB", "--prefetch-shards", "0")
+    with mounted("ais://b/train", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        announce(mount, tmp_path / "lines", *first)
+        announce(mount, tmp_path / "lines", *second)
+        assert plans(mount)[0]["files"] == len(first) + len(second)
+        read(mount.path, some(second, 30, len(second)))
+        eventually(lambda: plans(mount) == [])
+
+
+def test_a_plan_that_nobody_follows_ends_and_says_so(
+    server: RunningServer, objects: Dataset, store: Path, mountpoint: Path, tmp_path: Path
+):
+    place = store / "many"
+    place.mkdir()
+    for number in range(1200):
+        (place / f"{number:04}").write_text(str(number))
+    expected = ["plan default ends: the last 1,?0[0-9]+ files"]
+    with mounted(
+        "ais://many", mountpoint, endpoint=server.endpoint, expected_log=expected
+    ) as mount:
+        announce(mount, tmp_path / "lines", "0000", "0001")
+        for number in range(2, 1200):
+            assert (mount.path / f"{number:04}").read_text() == str(number)
+        eventually(lambda: plans(mount) == [])
+        assert b"plan default ends" in aisfs("status", mount.path).stdout
+
+
+def test_the_control_call_needs_no_import(
+    server: RunningServer, objects: Dataset, mountpoint: Path, tmp_path: Path
+):
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint) as mount:
+        (tmp_path / "numbers").write_bytes(
+            b"".join(os.stat(mount.path / n).st_ino.to_bytes(8, "little") for n in objects.files)
+        )
+        script = "import os, sys; print(os.getxattr(sys.argv[1], 'user.aisfs.plan.0.mine'))"
+        words = ["python3", "-c", script, str(mount.path)]
+        with open(tmp_path / "numbers", "rb") as numbers:
+            done = subprocess.run(words, stdin=numbers, capture_output=True, check=True)
+        assert b'{"files": 30}' in done.stdout
+        assert plans(mount)[0]["name"] == "mine"
+        piped = subprocess.run(words, input=b"12345678", capture_output=True, check=True)
+        assert b"no file of at most" in piped.stdout
+        assert aisfs("plan", "--drop", "--name", "other", mount.path).stdout == b"0 plans ended\n"
+        assert len(plans(mount)) == 1
+
+
+def test_wrong_input_is_said_in_a_line(
+    server: RunningServer, mountpoint: Path, tmp_path: Path, objects: Dataset
+):
+    lines = tmp_path / "lines"
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint) as mount:
+        name = next(iter(objects.files))
+        lines.write_text(f"{name}\nnone\nd/none\n")
+        done = aisfs("plan", mount.path, lines)
+        assert done.stdout == b"1 file expected\n"
+        assert b"2 lines left out: there is no file or sample" in done.stderr
+        for content, said in ((b"none\n", b"it names no file"), (b"\x93NUMPYxxxx", b"numpy.save")):
+            lines.write_bytes(content)
+            done = aisfs("plan", mount.path, lines)
+            assert done.returncode == Exit.USAGE
+            assert said in one_line(done.stderr).encode()
+        done = aisfs("plan", "--drop", mount.path, lines)
+        assert done.returncode == Exit.USAGE
+    lines.write_text("a\n")
+    done = aisfs("plan", tmp_path, lines)
+    assert b"not a mountpoint" in done.stderr or b"not of aisfs" in done.stderr
+    for options, said in (
+        (("--replay", str(tmp_path / "none")), "No such file"),
+        (("--replay", str(lines)), "no order that --record has written"),
+        (("--record", str(tmp_path / "none" / "x")), "No such file"),
+        (("--record", str(lines), "--no-fastpath"), "not with --no-fastpath"),
+    ):
+        words = ["ais://o", *options]
+        check_refused(words, mountpoint, endpoint=server.endpoint, code=Exit.USAGE, said=said)
+
+
+def test_a_restarted_daemon_goes_on_without_the_plan_and_with_the_record(
+    server: RunningServer, objects: Dataset, mountpoint: Path, tmp_path: Path
+):
+    recorded = tmp_path / "order"
+    options = ("--record", str(recorded))
+    expected = ["goes on with the mount"]
+    with mounted(
+        "ais://o",
+        mountpoint,
+        endpoint=server.endpoint,
+        options=options,
+        keeper=True,
+        expected_log=expected,
+    ) as mount:
+        announce(mount, tmp_path / "lines", *objects.files)
+        read(mount.path, some(objects.files, 0, 10))
+        eventually(lambda: recorded.stat().st_size > 100)
+        pid = json.loads(os.getxattr(mount.path, "user.aisfs.about"))["pid"]
+        os.kill(pid, 9)
+        read(mount.path, some(objects.files, 10, 30))
+    options = ("--replay", str(recorded))
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        assert plans(mount)[0]["files"] >= 20
+
+
+def test_random_readers_get_the_right_bytes_while_the_plan_is_wrong(
+    server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
+):
+    """Announced in one order, read by four in others."""
+    source = random.Random(4)
+    options = (
+        "--memory-limit",
+        "16MiB",
+        "--cache-size",
+        "6MiB",
+        "--cache-dir",
+        str(tmp_path / "c"),
+    )
+    with mounted("ais://b/train", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        announce(mount, tmp_path / "lines", *shuffled(shards.members, 9))
+        read(
+            mount.path,
+            *(dict(source.sample(sorted(shards.members.items()), 60)) for _ in range(4)),
+            some(shards.files, 0, 2),
+        )
