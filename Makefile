@@ -68,7 +68,7 @@ fix: .venv/ready  ## what lint and format can mend themselves
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group bench
 	@touch $@
 
-bench: .venv/bench  ## measure beside peers, half an hour (ARGS=--quick: 4 minutes; ARGS=--write-docs: into docs/)
+bench: .venv/bench  ## measure beside peers, an hour and a half (ARGS=--quick: 4 minutes; ARGS=--write-docs: into docs/)
 	@$(BIN)/python -m bench $(ARGS)
 
 torture: .venv/ready  ## two mounts and curl write while everything fails; read it back (ARGS='--minutes 60'; AIS_ENDPOINT=URL: there)

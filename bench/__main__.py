@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "bench" / "out", metavar="DIR",
                         help="for results.jsonl, table.md and charts [bench/out]")  # fmt: skip
     parser.add_argument("--write-docs", action="store_true",
-                        help="also put tables and charts into docs/")  # fmt: skip
+                        help="also put tables and charts into docs/; with --only, in place of those groups")  # fmt: skip
     return parser
 
 
@@ -114,7 +114,10 @@ def _run(
     charts.write(text, options.out)
     print(text)
     if options.write_docs:
-        charts.write_page(text.replace("\n## ", "\n### "))
+        shown = text.replace("\n## ", "\n### ")
+        if options.only:
+            shown = report.with_groups_of(shown, charts.tables_of(report.PAGE))
+        charts.write_page(shown)
     _progress(f"bench: {time.monotonic() - start:.0f} s, results in {options.out}")
 
 

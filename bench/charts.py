@@ -289,10 +289,15 @@ def write_page(text: str, page: Path = report.PAGE) -> None:
     report.write_docs(page, "\n\n".join([*shown, text.strip()]))
 
 
+def tables_of(page: Path) -> str:
+    """Return the tables that the page has, without the charts."""
+    lines = report.between_markers(page).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("!["))
+
+
 def main() -> None:
     """Draw the charts of the page again."""
-    lines = report.between_markers(report.PAGE).splitlines()
-    write_page("\n".join(line for line in lines if not line.startswith("![")))
+    write_page(tables_of(report.PAGE))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a run leaves: JSON lines, a table in Markdown, and the page in docs/."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -13,6 +14,7 @@ from bench.goals import Goal
 from bench.server import REPOSITORY
 from bench.settings import Settings
 
+GOALS = "### Goals"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 PAGE = REPOSITORY / "docs" / "PERFORMANCE.md"
 INTRODUCTION = """# Performance
@@ -163,6 +165,33 @@ def _cell(text: str) -> str:
 def between_markers(page: Path) -> str:
     """Return what the latest run has written into the page."""
     return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def with_groups_of(new: str, old: str) -> str:
+    """Return the tables of an earlier run with those groups and goals replaced that a later one has measured.
+
+    Each group says below its title when it was measured, if that was not the run which measured all of them.
+    """
+    about, *groups = _sections(new)
+    before, *others = _sections(old)
+    sections = {each.partition("\n")[0]: each for each in others}
+    for each in groups:
+        title, _, rest = each.partition("\n")
+        if title == GOALS:
+            sections[title] = _with_goals_of(each, sections.get(title, each))
+        else:
+            sections[title] = f"{title}\n\n{about.strip().partition(chr(10))[0]}\n{rest}"
+    return "".join([before, *sections.values()])
+
+
+def _sections(text: str) -> list[str]:
+    return re.split(r"^(?=### )", text.strip() + "\n\n", flags=re.M)
+
+
+def _with_goals_of(new: str, old: str) -> str:
+    lines = {line.split("|")[1]: line for line in old.splitlines() if line.startswith("|")}
+    lines |= {line.split("|")[1]: line for line in new.splitlines() if line.startswith("|")}
+    return "\n".join([GOALS, "", *lines.values(), "", ""])
 
 
 def write_docs(page: Path, text: str) -> None:

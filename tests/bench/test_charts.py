@@ -70,3 +70,24 @@ def test_a_run_writes_tables_and_charts_into_the_page(tmp_path: Path) -> None:
     assert "old.svg" not in text
     assert text.index("images/samples.svg") < text.index("| 425 |")
     assert (tmp_path / "images" / "samples.svg").exists()
+
+
+def test_groups_measured_later_replace_their_tables_and_goals():
+    def page(day: int, groups: dict[str, str], goals: dict[str, str]) -> str:
+        lines = [f"Measured on day {day}.", "", "A machine.", "", "### Goals", ""]
+        lines += ["| Goal | wanted |", "|---|---|", *(f"| {k} | {v} |" for k, v in goals.items())]
+        for title, table in groups.items():
+            lines += ["", f"### {title}", "", table]
+        return "\n".join(lines)
+
+    old = page(1, {"A": "| a1 |", "B": "| b1 |"}, {"x": "1", "y": "1"})
+    found = report.with_groups_of(page(2, {"B": "| b2 |", "C": "| c2 |"}, {"y": "2"}), old)
+    assert found.startswith("Measured on day 1.\n\nA machine.\n")
+    assert "| x | 1 |\n| y | 2 |" in found
+    assert "### A\n\n| a1 |\n" in found
+    assert "### B\n\nMeasured on day 2.\n\n| b2 |\n" in found
+    assert "### C\n\nMeasured on day 2.\n\n| c2 |\n" in found
+    assert "b1" not in found
+    again = report.with_groups_of(page(3, {"B": "| b3 |"}, {"y": "3"}), found)
+    assert again.count("day 2") == 1
+    assert "### B\n\nMeasured on day 3.\n\n| b3 |\n" in again
