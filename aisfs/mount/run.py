@@ -339,10 +339,11 @@ async def _serve(
 @asynccontextmanager
 async def _open_services(plan: MountPlan, keeping: Keeping | None) -> AsyncIterator[Services]:
     """Open the services; go on with the staged files of the daemon before, and have the keeper lock them."""
-    lock = keeping.takeover.lock if keeping is not None and keeping.takeover is not None else None
+    takeover = keeping.takeover if keeping is not None else None
+    lock = takeover.lock if takeover is not None else None
     if keeping is not None and keeping.is_upgrade and plan.writing.writable:
         await trio.to_thread.run_sync(keeping.loaded)  # two daemons cannot have the staged files
-    async with open_services(plan, lock) as services:
+    async with open_services(plan, lock, restarted=takeover is not None) as services:
         if keeping is not None and services.staging is not None:
             keeping.hold(services.staging.lock)
         yield services

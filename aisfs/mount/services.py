@@ -110,10 +110,12 @@ class Services:
 
 
 @asynccontextmanager
-async def open_services(plan: SourcePlan, lock: int | None = None) -> AsyncIterator[Services]:
+async def open_services(
+    plan: SourcePlan, lock: int | None = None, *, restarted: bool = False
+) -> AsyncIterator[Services]:
     """Open the services of a source, and take them down in reverse.
 
-    With `lock`, go on with the staged files of the daemon before, whose lock it is.
+    With `lock`, go on with the staged files of the daemon before, whose lock it is. Such a mount is `restarted`.
 
     Raises:
         AisfsError: the source or the disk cache cannot be opened, or the block raised it: it does
@@ -130,9 +132,8 @@ async def open_services(plan: SourcePlan, lock: int | None = None) -> AsyncItera
 
     async def show(found: OpenSource, pipeline: WritableStore) -> WritableStore:
         limit = await trio.to_thread.run_sync(_disk_limit, plan)
-        return await transformed(
-            plan, found.source, found.root, found.store, pipeline, limit, metrics
-        )
+        places = found.source, found.root, found.store, pipeline
+        return await transformed(plan, *places, limit, metrics, restarted=restarted)
 
     shows = show if plan.transform else None
     async with (

@@ -1,6 +1,8 @@
 """Puts a transformer in front of the store of a mount, as `--etl` or `--transform` asks."""
 
+import logging
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -9,13 +11,15 @@ from aisfs.core.names.sources import DatasetSource, Source
 from aisfs.errors import ConfigError, JobNotFound
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
-from aisfs.mount.plan import SourcePlan
+from aisfs.mount.plan import SourcePlan, origin_of
 from aisfs.settings import View
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.etls import EtlTransformer
 from aisfs.stores.port import WritableStore
 from aisfs.stores.results import Results
 from aisfs.stores.transformed import CommandTransformer, TransformedStore, Transformer
+
+log = logging.getLogger(__name__)
 
 SHARE = 2
 """Results take half of the disk cache: the other half is for indexes and for what is decompressed of results."""
@@ -34,6 +38,8 @@ async def transformed(
     pipeline: WritableStore,
     limit: int,
     metrics: Metrics,
+    *,
+    restarted: bool,
 ) -> TransformedStore:
     """Return the store that shows the objects of a source as the plan has them transformed.
 
@@ -45,6 +51,7 @@ async def transformed(
         pipeline: The same, with retries.
         limit: Bytes of the disk cache.
         metrics: Count transformations.
+        restarted: Whether another daemon has served this mount before, with ETLs that need not run now.
 
     Raises:
         ConfigError, Unsupported: there is no such transformer.
@@ -58,7 +65,7 @@ async def transformed(
         if plan.command is not None:
             transformer = CommandTransformer(plan.command, most=room, scratch=results.scratch)
         else:
-            transformer = await _etls(plan, store)
+            transformer = await _etls(plan, store, results, restarted=restarted)
     except BaseException:
         results.close()
         raise
@@ -72,15 +79,28 @@ async def transformed(
     )
 
 
-async def _etls(plan: SourcePlan, store: WritableStore) -> EtlTransformer:
-    """Return the ETLs, which run at the moment."""
+async def _etls(
+    plan: SourcePlan, store: WritableStore, results: Results, *, restarted: bool
+) -> EtlTransformer:
+    """Return the ETLs, which run at the moment, unless the mount was `restarted`: what they have made is shown then."""
     assert isinstance(store, AISClient), "the plan was checked"
-    names, deadline = plan.transform.etl.split(","), plan.cluster.io_timeout
-    etls = EtlTransformer(store, names, plan.transform.etl_args, deadline=deadline)
+    names, mount = plan.transform.etl.split(","), origin_of(plan)
+    etls = EtlTransformer(
+        store,
+        names,
+        plan.transform.etl_args,
+        deadline=plan.cluster.io_timeout,
+        note=partial(results.note_definition, mount),
+    )
+    if restarted:
+        etls.go_on(await trio.to_thread.run_sync(results.definition, mount))
     try:
         await etls.ask()
     except JobNotFound as error:
-        raise JobNotFound(f"--etl: {error}; `aisfs etl list` shows which there are") from error
+        if not restarted:
+            hint = "`aisfs etl list` shows which there are"
+            raise JobNotFound(f"--etl: {error}; {hint}") from error
+        log.warning("what is not transformed yet has to wait: %s", error)
     return etls
 
 

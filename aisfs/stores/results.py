@@ -1,6 +1,7 @@
 """What transformations have made: whole files below the cache directory, and a table of their sizes that outlives them.
 
-    <cache-dir>/v1/transformed/results.db           of each result: size, checksum, last use, whether its file is there
+    <cache-dir>/v1/transformed/results.db           of each result: size, checksum, last use, whether its file is there;
+                                                    of each mount with ETLs: how these were defined when it last asked
     <cache-dir>/v1/transformed/data/<digest>-<content>    a result; its name has the checksum of its bytes
 
 A digest says what was transformed, and how. Files never change: a result that is made again and has other bytes is
@@ -42,6 +43,9 @@ _TABLE = """
 create table if not exists results (
     digest blob primary key, size integer, content blob, used real, kept integer
 ) without rowid
+"""
+_DEFINITIONS = """
+create table if not exists definitions (mount text primary key, said text) without rowid
 """
 
 
@@ -129,6 +133,18 @@ class Results:
             raise
         return descriptor
 
+    def definition(self, mount: str) -> str:
+        """Return what `note_definition` has noted; empty for nothing."""
+        query = "select said from definitions where mount = ?"
+        with self._using():
+            found = self._db.execute(query, (mount,)).fetchone()
+        return str(found[0]) if found is not None else ""
+
+    def note_definition(self, mount: str, said: str) -> None:
+        """Note how the transformers of a mount are defined, for a daemon that goes on with it while they do not run."""
+        with self._using():
+            self._db.execute("insert or replace into definitions values (?, ?)", (mount, said))
+
     @contextmanager
     def begin(self) -> Iterator[BinaryIO]:
         """Yield a file for a result that is being made; `keep` keeps it."""
@@ -214,6 +230,7 @@ class Results:
             db.execute("pragma journal_mode = wal")
             db.execute("pragma synchronous = off")
             db.execute(_TABLE)
+            db.execute(_DEFINITIONS)
             (count,) = db.execute("select count(*) from results").fetchone()
             oldest = "select digest from results where not kept order by used limit ?"
             delete = f"delete from results where digest in ({oldest})"

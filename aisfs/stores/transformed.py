@@ -16,6 +16,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -87,6 +88,10 @@ class Transformer(Protocol):
             TransformFailed: it cannot be transformed. `TransformBroken`: this time.
             Unavailable: whatever the object, nothing can be transformed at the moment.
         """
+        ...
+
+    def close(self) -> None:
+        """Let go of what it has; may wait a moment. Nothing is being transformed."""
         ...
 
 
@@ -239,7 +244,8 @@ class TransformedStore(ReadOnlyStore):
             os.close(descriptor)
 
     async def aclose(self) -> None:
-        """Close the table of results, and the store below."""
+        """Close the transformer, the table of results, and the store below."""
+        await trio.to_thread.run_sync(self._transformer.close)
         await trio.to_thread.run_sync(self._results.close)
         await self._inner.aclose()
 
@@ -378,6 +384,11 @@ def _failed(source: ObjectInfo, digest: bytes, reason: str) -> ObjectInfo:
 
 # Local commands -------------------------------------------------------------------------------------
 
+_END_TOGETHER = (
+    'while read -r now; do groups=$now; done; [ -z "$groups" ] || kill -s KILL -- $groups'
+)
+"""Script of a shell that outlives the daemon for a moment, and then ends the process groups of its last line. (The kernel's
+signal for that, PR_SET_PDEATHSIG, would come when a thread ends, and not reach what a command has started.)"""
 _PYTHON = "python:"
 _CALL = """
 import importlib, sys
@@ -436,6 +447,10 @@ class CommandTransformer:
         self._command = command
         self._most = most
         self._scratch = scratch
+        self._groups: set[int] = set()
+        """Process groups of the commands that run."""
+        self._watch: subprocess.Popen[bytes] | None = None
+        """Ends them if this process is killed."""
         self.at_once = len(os.sched_getaffinity(0))
 
     async def definition(self) -> str:
@@ -469,6 +484,11 @@ class CommandTransformer:
             raise TransformBroken(f"{bucket}/{source.key}: the program changed while it ran")
         return before
 
+    def close(self) -> None:
+        """See `Transformer`."""
+        if self._watch is not None:
+            self._watch.communicate()
+
     async def _run(self, source: BinaryIO, out: BinaryIO, said: BinaryIO) -> int:
         try:
             process = await trio.lowlevel.open_process(
@@ -481,7 +501,9 @@ class CommandTransformer:
             )
         except OSError as error:
             raise Unavailable(f"{self._command.words[0]}: {error.strerror}") from error
+        self._groups.add(process.pid)
         try:
+            self._tell()
             with suppress(ProcessLookupError):
                 prlimit(process.pid, RLIMIT_FSIZE, (self._most, self._most))
             return await process.wait()
@@ -491,6 +513,24 @@ class CommandTransformer:
                     os.killpg(process.pid, signal.SIGKILL)
                 with trio.CancelScope(shield=True):
                     await process.wait()
+            self._groups.remove(process.pid)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Say which process groups are to end with this process."""
+        if self._watch is None:
+            self._watch = subprocess.Popen(
+                ["/bin/sh", "-c", _END_TOGETHER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        assert self._watch.stdin is not None, "it was asked for"
+        with suppress(BrokenPipeError):  # somebody has killed it
+            self._watch.stdin.write(b"%s\n" % b" ".join(b"-%d" % each for each in self._groups))
+            self._watch.stdin.flush()
 
 
 def _write(file: BinaryIO, piece: memoryview) -> None:

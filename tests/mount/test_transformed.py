@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,13 @@ def server(tmp_path: Path, mode: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def transformed(server: RunningServer, mountpoint: Path, tmp_path: Path) -> Any:
-    def mount(*options: str, source: str = "ais://b", log: Sequence[str] = ()) -> Any:
+    def mount(
+        *options: str, source: str = "ais://b", log: Sequence[str] = (), keeper: bool = False
+    ) -> Any:
         options = (*options, "--cache-dir", str(tmp_path / "cache"))
         endpoint = server.endpoint if "://" in source else None
-        return mounted(source, mountpoint, endpoint=endpoint, options=options, expected_log=log)
+        more: dict[str, Any] = {"options": options, "expected_log": log, "keeper": keeper}
+        return mounted(source, mountpoint, endpoint=endpoint, **more)
 
     return mount
 
@@ -329,18 +333,14 @@ def test_clearing_the_cache_forgets_results(
     assert not os.listdir(data)
 
 
-def test_another_daemon_goes_on(
-    transformed: Any, mountpoint: Path, tmp_path: Path, server: RunningServer
-) -> None:
-    options = ["--etl", "upper-etl", "--cache-dir", str(tmp_path / "cache")]
-    log = ["died|started again|SIGKILL"]
+RESTARTED = "died|started again|SIGKILL"
+
+
+def test_another_daemon_goes_on(transformed: Any, mountpoint: Path, server: RunningServer) -> None:
     with (
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=options, keeper=True,
-            expected_log=log,
-        ) as mount,
+        transformed("--etl", "upper-etl", keeper=True, log=[RESTARTED]) as mount,
         open(mountpoint / "big.txt", "rb", buffering=0) as file,
-    ):  # fmt: skip
+    ):
         got = file.read(1000)
         os.kill(mount.pid, 9)
         mount.daemon_now()
@@ -348,6 +348,57 @@ def test_another_daemon_goes_on(
             got += piece
         assert got == BIG.upper()
         assert server.requests()["transform"] == 1
+
+
+def test_another_daemon_goes_on_without_the_etl(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    """What is known is served; what is not has to wait until the ETL runs, and fails at the deadline."""
+    options = ("--etl", "upper-etl", "--io-timeout", "3", "--attr-ttl", "0", "--list-ttl", "0")
+    said = [RESTARTED, "has to wait", "does not run"]
+    with transformed(*options, keeper=True, log=said) as mount:
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLO\n"
+        etl(server, "POST", "/upper-etl/stop")
+        os.kill(mount.pid, 9)
+        mount.daemon_now()
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLO\n"
+        assert refused(mountpoint / "big.txt") == errno.EIO
+        etl(server, "POST", "/upper-etl/start")
+        assert (mountpoint / "big.txt").read_bytes() == BIG.upper()
+        assert server.requests()["transform"] == 2
+
+
+@pytest.mark.parametrize("keeper", [False, True])
+def test_commands_end_with_a_daemon_that_is_killed(
+    transformed: Any, mountpoint: Path, tmp_path: Path, keeper: bool
+) -> None:
+    """Also what they have started themselves."""
+    pids = tmp_path / "pids"
+    command = f"sh -c '[ -e {pids} ] || {{ sleep 1000 & echo $$ $! >{pids}; wait; }}; cat'"
+    log = [RESTARTED] if keeper else []
+    options = ("--transform", command, "--include", "a.txt")
+    with transformed(*options, keeper=keeper, log=log) as mount:
+        reader = os.fork()
+        if not reader:
+            with suppress(OSError):
+                (mountpoint / "a.txt").read_bytes()
+            os._exit(0)
+        assert eventually(lambda: pids.exists() and pids.read_text())
+        os.kill(mount.pid, 9)
+        os.waitpid(reader, 0)
+        for pid in pids.read_text().split():
+            assert eventually(lambda pid=pid: has_ended(pid))
+        if keeper:
+            mount.daemon_now()
+            assert (mountpoint / "a.txt").read_bytes() == b"hello\n"
+
+
+def has_ended(pid: str) -> bool:
+    """Return whether a process is gone, or only waits to be reaped by one that may never do so."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_a_command_ends_with_its_mount(transformed: Any, mountpoint: Path, tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ class Upper:
         finally:
             self._now -= 1
 
+    def close(self):
+        pass
+
 
 class Setup:
     """A store, what transforms its objects, and their results."""
@@ -292,6 +295,17 @@ def test_a_damaged_table_is_no_error(tmp_path):
         Results(tmp_path / "v1/transformed/results.db", 1000)
 
 
+def test_definitions_outlive_the_mount(tmp_path):
+    results = Results(tmp_path, 1000)
+    assert results.definition("a") == ""
+    for said in ("one", "two"):
+        results.note_definition("a", said)
+    results.close()
+    results = Results(tmp_path, 1000)
+    assert (results.definition("a"), results.definition("b")) == ("two", "")
+    results.close()
+
+
 async def test_a_cluster_that_does_not_tell_definitions(caplog):
     etls = EtlTransformer(None, ["upper-etl"], "", deadline=1)
 
@@ -311,16 +325,28 @@ async def test_a_cluster_that_does_not_tell_definitions(caplog):
 # Commands -----------------------------------------------------------------------------------------
 
 
-def by_command(setup, text, most=1 << 20):
-    transformer = CommandTransformer(parse_command(text), most=most, scratch=setup.results.scratch)
-    return TransformedStore(
-        setup.memory,
-        transformer,
-        setup.results,
-        wanted=lambda _: True,
-        deadline=5,
-        metrics=setup.metrics,
-    )
+@pytest.fixture
+def by_command(setup):
+    """Makes stores whose objects a command transforms."""
+    transformers = []
+
+    def make(text, most=1 << 20):
+        transformer = CommandTransformer(
+            parse_command(text), most=most, scratch=setup.results.scratch
+        )
+        transformers.append(transformer)
+        return TransformedStore(
+            setup.memory,
+            transformer,
+            setup.results,
+            wanted=lambda _: True,
+            deadline=5,
+            metrics=setup.metrics,
+        )
+
+    yield make
+    for each in transformers:
+        each.close()
 
 
 @for_each(
@@ -332,26 +358,26 @@ def by_command(setup, text, most=1 << 20):
         ("python:json:nothing", "has no attribute 'nothing'"),
     ],
 )
-async def test_a_command_that_fails(setup, command, said):
+async def test_a_command_that_fails(setup, by_command, command, said):
     setup.memory.put(B, "a", b"abc")
-    info = await by_command(setup, command).head(B, "a")
+    info = await by_command(command).head(B, "a")
     assert said in info.custom[FAILURE]
 
 
-async def test_commands(setup, tmp_path, monkeypatch):
+async def test_commands(setup, by_command, tmp_path, monkeypatch):
     setup.memory.put(B, "a", b"abc")
     setup.memory.put(B, "empty", b"")
-    setup.store = by_command(setup, "tr a-z A-Z")
+    setup.store = by_command("tr a-z A-Z")
     listed = await setup.listed()
     assert await setup.read(listed["a"]) == b"ABC"
     assert listed["empty"].size == 0
-    setup.store = by_command(setup, "python:gzip:compress")
+    setup.store = by_command("python:gzip:compress")
     assert (await setup.read(await setup.store.head(B, "a")))[:2] == b"\x1f\x8b"
     monkeypatch.chdir(tmp_path)
     filter_ = tmp_path / "filter"
     filter_.write_text("#!/bin/sh\ncat; pwd")
     filter_.chmod(0o755)
-    setup.store = by_command(setup, "./filter")
+    setup.store = by_command("./filter")
     monkeypatch.chdir("/")
     before = await setup.store.head(B, "a")
     assert await setup.read(before) == b"abc" + os.fsencode(tmp_path) + b"\n"
@@ -359,16 +385,16 @@ async def test_commands(setup, tmp_path, monkeypatch):
     assert (await setup.store.head(B, "a")).size == 10
 
 
-async def test_a_command_writes_no_more_than_there_is_room_for(setup):
+async def test_a_command_writes_no_more_than_there_is_room_for(setup, by_command):
     setup.memory.put(B, "a", b"abc")
-    store = by_command(setup, "cat /dev/zero", most=5000)
+    store = by_command("cat /dev/zero", most=5000)
     assert FAILURE in (await store.head(B, "a")).custom
 
 
-async def test_a_command_ends_with_those_that_wait_for_it(setup, tmp_path):
+async def test_a_command_ends_with_those_that_wait_for_it(setup, by_command, tmp_path):
     setup.memory.put(B, "a", b"abc")
     pid = tmp_path / "pid"
-    store = by_command(setup, f"sh -c 'echo $$ > {pid}; exec sleep 1000'")
+    store = by_command(f"sh -c 'echo $$ > {pid}; exec sleep 1000'")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.head, B, "a")
         assert await trio.to_thread.run_sync(eventually, lambda: pid.exists() and pid.read_text())

@@ -12,7 +12,7 @@ Must not know: HTTP, requests, errnos.
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlencode
@@ -205,13 +205,23 @@ class EtlTransformer(Questions):
     """As many as other requests for single objects."""
 
     def __init__(
-        self, session: Session, names: Sequence[str], arguments: str, *, deadline: float
+        self,
+        session: Session,
+        names: Sequence[str],
+        arguments: str,
+        *,
+        deadline: float,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Use the ETLs of these names, with the arguments of each request."""
+        """Use the ETLs of these names, with the arguments of each request.
+
+        `note` is given how they are defined, in a thread, whenever that is another text than before; see `go_on`.
+        """
         super().__init__(session, deadline=deadline)
         self._etls = Etls(session, deadline=deadline)
         self._names = names
         self._arguments = arguments
+        self._note = note
         self._said = ""
         """How the ETLs are defined, as far as the cluster says that."""
         self._is_pulled = False
@@ -231,6 +241,11 @@ class EtlTransformer(Questions):
     @property
     def _defined(self) -> str:
         return json.dumps(["etl", *self._names, self._arguments, self._said])
+
+    def go_on(self, said: str) -> None:
+        """Believe what was noted, until the ETLs say it themselves."""
+        self._said = said
+        self._is_pulled = _is_pulled(json.loads(said) if said else [])
 
     async def ask(self) -> None:
         """Ask how the ETLs are defined, which run then; one question for all that wait.
@@ -256,9 +271,11 @@ class EtlTransformer(Questions):
                 self._is_secret, said = True, []
                 break
             said.append(details.definition)
-        self._is_pulled = bool(said) and said[0].get("communication") == PULLED
+        self._is_pulled = _is_pulled(said)
+        self._asked, before = trio.current_time(), self._said
         self._said = json.dumps(said, sort_keys=True)
-        self._asked = trio.current_time()
+        if self._said != before:
+            await trio.to_thread.run_sync(self._note, self._said)
 
     async def transform(
         self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
@@ -284,6 +301,9 @@ class EtlTransformer(Questions):
         if self._defined != before:
             raise Unavailable(f"{subject}: the ETL was defined anew meanwhile")
         return before
+
+    def close(self) -> None:
+        """See `Transformer`."""
 
     async def _read(self, bucket: Bucket, key: str, out: BinaryIO) -> None:
         request = get_transformed(bucket, key, self._names, self._arguments)
@@ -312,6 +332,11 @@ class EtlTransformer(Questions):
                 raise TransformBroken(f"{request.subject}: the transformation broke off: {why}")
 
         await self._session.run(request.subject, work, bucket, key)
+
+
+def _is_pulled(said: Sequence[dict[str, Any]]) -> bool:
+    """Return whether clients ask the transformer themselves, of ETLs with these definitions."""
+    return bool(said) and said[0].get("communication") == PULLED
 
 
 def _decoded(reply: Reply, kind: type[T], subject: str) -> T:
