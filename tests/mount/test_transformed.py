@@ -3,8 +3,10 @@
 import errno
 import os
 import random
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ def server(tmp_path: Path, mode: Path) -> Iterator[RunningServer]:
         "upper-etl": UPPER,
         "reverse-etl": "rev",
         "twice-etl": "sed s/.*/&&/",
+        "random-etl": "head -c 300000 /dev/urandom",
         "args-etl": """python3 -c 'import os; print(os.environ["AISFS_ETL_ARGS"])'""",
         "tar-etl": "sed s/picture/PICTURE/g",
     }
@@ -61,12 +64,10 @@ def server(tmp_path: Path, mode: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def transformed(server: RunningServer, mountpoint: Path, tmp_path: Path) -> Any:
-    def mount(
-        *options: str, source: str = "ais://b", log: Sequence[str] = (), keeper: bool = False
-    ) -> Any:
+    def mount(*options: str, source: str = "ais://b", log: Sequence[str] = (), **more: Any) -> Any:
         options = (*options, "--cache-dir", str(tmp_path / "cache"))
         endpoint = server.endpoint if "://" in source else None
-        more: dict[str, Any] = {"options": options, "expected_log": log, "keeper": keeper}
+        more |= {"options": options, "expected_log": log}
         return mounted(source, mountpoint, endpoint=endpoint, **more)
 
     return mount
@@ -259,46 +260,124 @@ def test_a_stopped_etl_is_no_missing_object(
         assert (mountpoint / "big.txt").read_bytes() == BIG.upper()
 
 
+SLOW = "tr a-z A-Z | { head -c 4000; sleep 0.1; cat; }"
+TOO_SLOW = "tr a-z A-Z | { head -c 4000; sleep 1; cat; }"
+
+
+class Disturber:
+    """Changes what transforms the object `a.txt` of the bucket `b`, and the object, by chance."""
+
+    images = ("upper-etl", "reverse-etl", "mode-etl", "mode-etl")
+    texts = (b"one\n" * 2000, b"two more\n" * 3000)
+
+    def __init__(self, server: RunningServer, mode: Path, read: Callable[[], object]) -> None:
+        self.server, self.mode, self.read = server, mode, read
+        self.pid, self.rng = mode.with_name("pid"), random.Random(35)
+        etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
+        self.first = [self.stop, self.define, self.define, self.write, self.break_off] * 2
+        self.first += [self.slow_down, self.slow_down, self.kill]
+        self.second = [self.start, self.define, self.write]
+
+    @property
+    def good(self) -> set[bytes]:
+        good = {b"HELLO\n", b"olleh\n"}
+        for text in self.texts:
+            lines = text.split(b"\n")[:-1]
+            good |= {text.upper(), b"".join(line[::-1] + b"\n" for line in lines)}
+        return good
+
+    def stop(self) -> None:
+        etl(self.server, "POST", "/moving-etl/stop")
+
+    def start(self) -> None:
+        requests.post(f"{self.server.endpoint}/v1/etl/moving-etl/start", timeout=30)
+
+    def define(self, image: str = "", number: int = 0) -> None:
+        etl(self.server, "DELETE", "/moving-etl")
+        env = [{"name": "NUMBER", "value": str(number)}]  # another definition has no results yet
+        runtime = {"image": image or self.rng.choice(self.images), "env": env}
+        etl(self.server, "PUT", name="moving-etl", obj_timeout="500ms", runtime=runtime)
+
+    def write(self) -> None:
+        put(self.server.endpoint, "b", "a.txt", self.rng.choice(self.texts))
+
+    def break_off(self) -> None:
+        how = ["cat; exit 3", "cat; kill -9 $$", "tr a-z A-Z; exit 1"]
+        self.transform_by(self.rng.choice(how))
+
+    def slow_down(self) -> None:
+        self.transform_by(self.rng.choice([SLOW, SLOW, SLOW, SLOW, TOO_SLOW]))
+
+    def transform_by(self, text: str) -> None:
+        self.define("mode-etl", self.rng.getrandbits(32))
+        new = self.mode.with_name("new")  # a shell reads its script while it runs it
+        new.write_text(f"echo $$ >{self.pid}\n{text}\n")
+        new.replace(self.mode)
+
+    def kill(self) -> None:
+        """Kill or stop a transformer from outside."""
+        self.pid.unlink(missing_ok=True)
+        self.transform_by(SLOW)
+        self.read()
+        if eventually(lambda: self.pid.exists() and self.pid.read_text(), 1):
+            with suppress(ProcessLookupError):
+                how = self.rng.choice([signal.SIGKILL, signal.SIGSTOP])
+                os.kill(int(self.pid.read_text()), how)
+
+
 def test_reads_while_everything_changes(
     transformed: Any, mountpoint: Path, server: RunningServer, mode: Path
 ) -> None:
     """Whatever happens to sources and transformers: a reader gets a result, whole, or an error."""
-    rng, images = random.Random(35), ["upper-etl", "reverse-etl", "mode-etl"]
-    etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
-    texts = [b"one\n" * 2000, b"two more\n" * 3000]
+    happened, reading = Counter[str](), list[Future[int | None]]()
+    options = ("--etl", "moving-etl", "--attr-ttl", "0", "--list-ttl", "0", "--io-timeout", "5")
+    said = [*FAILED, "changed", "changes while", "content now", "anew", "again"]
+    with ThreadPoolExecutor(2) as thread:
 
-    def stop() -> None:
-        etl(server, "POST", "/moving-etl/stop")
+        def read() -> None:
+            reading.append(thread.submit(refused, mountpoint / "a.txt", disturber.good))
 
-    def start() -> None:
-        requests.post(f"{server.endpoint}/v1/etl/moving-etl/start", timeout=30)
+        disturber = Disturber(server, mode, read)
+        with transformed(*options, log=said, deadline=300.0):
+            for _ in range(200):
+                disturber.rng.choice(disturber.first)()
+                read()
+                disturber.rng.choice(disturber.second)()
+                disturber.start()
+                while reading:
+                    result = reading.pop().result()
+                    assert result in (None, errno.EIO, errno.ESTALE)
+                    happened["error" if result else "content"] += 1
+            assert min(happened["error"], happened["content"]) > 5, happened
+            disturber.define("upper-etl")
+            disturber.write()
+            assert refused(mountpoint / "a.txt", disturber.good) is None
 
-    def define() -> None:
-        etl(server, "DELETE", "/moving-etl")
-        etl(server, "PUT", name="moving-etl", runtime={"image": rng.choice(images)})
 
-    def write() -> None:
-        put(server.endpoint, "b", "a.txt", rng.choice(texts))
-
-    def break_off() -> None:
-        mode.write_text(rng.choice(["cat; exit 3", "cat; kill -9 $$", "tr a-z A-Z; exit 1"]))
-
-    good = {b"HELLO\n", b"olleh\n"}
-    for text in texts:
-        good |= {text.upper(), b"".join(line[::-1] + b"\n" for line in text.split(b"\n")[:-1])}
-    options = ("--etl", "moving-etl", "--attr-ttl", "0", "--list-ttl", "0")
-    said = [*FAILED, "changed", "changes while", "content now", "anew"]
-    with transformed(*options, log=said), ThreadPoolExecutor(1) as thread:
-        for _ in range(100):
-            rng.choice([stop, define, define, write, break_off])()
-            reading = thread.submit(refused, mountpoint / "a.txt", good)
-            mode.write_text(UPPER)
-            rng.choice([start, define, write])()
-            start()
-            assert reading.result() in (None, errno.EIO, errno.ESTALE)
-        define()
-        write()
-        assert refused(mountpoint / "a.txt", good) is None
+def test_results_that_differ_are_not_mixed(
+    transformed: Any, mountpoint: Path, tmp_path: Path
+) -> None:
+    """E5: a file that is open has the bytes of one result, or none; what is made again is another version."""
+    path, kept = mountpoint / "a.txt", tmp_path / "cache/v1/transformed/data"
+    with transformed("--etl", "random-etl", log=["content now"]):
+        first, number = path.read_bytes(), path.stat().st_ino
+        assert (path.read_bytes(), len(first)) == (first, path.stat().st_size)
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert file.read(100) == first[:100]
+            for result in kept.iterdir():
+                result.unlink()
+            with suppress(OSError):
+                while piece := file.read(100_000):
+                    assert piece == first[file.tell() - len(piece) : file.tell()]
+    for result in kept.iterdir():
+        result.unlink()
+    with transformed("--etl", "random-etl", log=["content now"]):
+        # Of the first result only size and checksum are known: the first read finds out that it is gone.
+        refused(path)
+        second = path.read_bytes()
+        assert second != first
+        assert path.stat().st_ino != number
 
 
 def test_one_line_at_mount(server: RunningServer, mountpoint: Path, tmp_path: Path) -> None:
