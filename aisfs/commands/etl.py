@@ -89,15 +89,15 @@ def logs_(name: str, endpoint: str | None) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @setting("endpoint")
 def init(file: Path, endpoint: str | None) -> None:
-    """Define an ETL by a JSON file, and wait until it runs.
+    """Define ETLs by a file of YAML or JSON, and wait until they run.
 
     FILE is what `ais etl init` takes: name, runtime with image, command and env, communication, timeouts.
     """
     from aisfs.work import etl
 
-    definition = etl.read_definition(file)
-    _do(endpoint, lambda etls: etls.define(definition["name"], definition))
-    click.echo(f"{definition['name']} runs")
+    for definition in etl.read_definitions(file):
+        _do(endpoint, partial(etl.define, definition))
+        click.echo(f"{shown(definition['name'])} runs")
 
 
 @group.command(cls=Documented)

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from rich.console import Console
 
 from aisfs.core.names.urls import split_url
@@ -25,7 +26,6 @@ from aisfs.work.jobs import Cluster, Display, Ended, open_cluster, run_to_end
 
 _UNSAFE = frozenset("?#%")
 _MOST_NAMED = 3
-
 T = TypeVar("T")
 Change = Callable[[Etls], Awaitable[None]]
 
@@ -44,29 +44,101 @@ async def ask(endpoint: str | None, question: Callable[[Etls], Awaitable[T]]) ->
         return await question(cluster.etls)
 
 
+async def define(definition: dict[str, Any], etls: Etls) -> None:
+    """Define an ETL, and wait until it runs."""
+    await etls.define(definition["name"], definition)
+
+
 async def show(etls: Etls, name: str) -> Shown:
     """Describe one ETL."""
     found = await etls.one(name)
     return Shown(found, await etls.details(name) if found.stage == RUNNING else None)
 
 
-def read_definition(path: Path) -> dict[str, Any]:
-    """Return what a file defines.
+class _Variable(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    value: str = ""
+    from_: dict[str, Any] = msgspec.field(default_factory=dict, name="valueFrom")
+
+
+class _Runtime(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    image: str
+    command: list[str] = []
+    env: list[_Variable] = []
+
+
+_Time = Annotated[str, msgspec.Meta(pattern=r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$")]
+"""As Go reads it: `1m30s`."""
+
+
+class _Definition(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What AIStore takes as the definition of an ETL; a field that it does not know, it ignores."""
+
+    name: str
+    runtime: _Runtime
+    communication: str = ""
+    argument: str = ""
+    init_timeout: _Time = ""
+    obj_timeout: _Time = ""
+    support_direct_put: bool = False
+    direct_file_access: bool = False
+    env: list[_Variable] = []
+    resources: dict[str, Any] = {}
+
+
+def read_definitions(path: Path) -> list[dict[str, Any]]:
+    """Return the ETLs that a file of JSON or YAML defines, as `ais etl init` takes it, in the form that AIStore takes.
 
     Raises:
         ConfigError: it cannot be read, or is no definition.
     """
     try:
-        found = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    try:
+        documents = [json.loads(data)]
+    except RecursionError as error:
+        raise ConfigError(f"{path} is no definition of an ETL") from error
+    except ValueError as error:
+        if path.suffix == ".json" or data.lstrip()[:1] == b"{":
+            raise ConfigError(f"{path} is not JSON: {error}") from error
+        documents = _read_yaml(path, data)
+    if not documents:
+        raise ConfigError(f"{path}: the file is empty")
+    return [_definition(str(path), document) for document in documents]
+
+
+def _read_yaml(path: Path, data: bytes) -> list[Any]:
+    """Return the documents of a file, in which every value is a text: AIStore takes `64` as a variable for none else."""
+    try:
+        import yaml
+    except ImportError as error:
+        hint = "in a clone of aisfs: pip install '.[yaml]'; JSON needs nothing"
+        raise ConfigError(f"{path}: YAML needs PyYAML; {hint}") from error
+    try:
+        documents = list(yaml.load_all(data, yaml.BaseLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{path} is neither JSON nor YAML: {said}") from error
+    return [document for document in documents if document]  # none behind the last ---
+
+
+def _definition(place: str, found: object) -> dict[str, Any]:
+    """Return what one document defines."""
+    if isinstance(found, dict) and found.get("kind") == "Pod":
         raise ConfigError(
-            f"{path} is not JSON ({error}); of YAML, `yq -o json {path}` makes it"
-        ) from error
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        raise ConfigError(f'{path}: write {{"name": "…", "runtime": {{"image": "…"}}}}')
-    return found
+            f"{place} is a Pod, which AIStore 5.1 does not take: write name and runtime"
+        )
+    try:
+        definition = msgspec.convert(found, _Definition, strict=False)  # `true` is a text in YAML
+    except msgspec.ValidationError as error:
+        wanted = "{name: …, runtime: {image: …}}"
+        raise ConfigError(f"{place} is no definition of an ETL, {wanted}: {error}") from error
+    if definition.communication:  # `hpush` is enough, as for the ais CLI
+        definition.communication = f"{definition.communication.partition(':')[0]}://"
+    result: dict[str, Any] = msgspec.to_builtins(definition)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +220,7 @@ async def transform(plan: Plan, endpoint: str | None, console: Console) -> Ended
         ]
         if not keys:
             raise SourceMissing(f"{plan.source}/{plan.key}: no objects")
-        await _check_names(plan, cluster.etls, keys)
+        await _check_objects(plan, cluster.etls, keys)
         with Display(console, len(keys)) as display:
             places = plan.source, plan.key, plan.target, plan.to
             start = partial(cluster.etls.start_transform, plan.etl, *places)
@@ -169,12 +241,12 @@ async def _transform_one(plan: Plan, cluster: Cluster) -> None:
         raise SourceMissing(
             f"{error}; for all objects below it, write {plan.source}/{plan.key}/"
         ) from error
-    await _check_names(plan, cluster.etls, [plan.key])
+    await _check_objects(plan, cluster.etls, [plan.key])
     places = plan.source, plan.key, plan.target, plan.to
     await cluster.etls.transform(plan.etl, plan.arguments, *places)
 
 
-async def _check_names(plan: Plan, etls: Etls, keys: Sequence[str]) -> None:
+async def _check_objects(plan: Plan, etls: Etls, keys: Sequence[str]) -> None:
     """Refuse names of which AIStore would transform nothing, and say that it was successful."""
     unsafe = [key for key in keys if not _UNSAFE.isdisjoint(key)]
     if not unsafe:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from aisfs.model import Bucket
 from aisfs.stores.ais import requests
 from aisfs.stores.ais.etls import etl_path, start_transform
 from aisfs.stores.ais.replies import failure
+from aisfs.work.etl import read_definitions
 from tests.commands.test_jobs import running
 from tests.support.for_each import for_each
 from tests.support.servers import RunningServer, running_server, until
@@ -68,8 +70,6 @@ def test_define_stop_start_and_delete(server: RunningServer, tmp_path: Path) -> 
     assert "its transformer did not start" in etl(server, "init", str(file), code=1)
     file.write_text(json.dumps({**definition, "name": "short"}))
     assert "refuses this definition" in etl(server, "init", str(file), code=2)
-    file.write_text("name: mine-etl\nruntime: {}\n")
-    assert "yq -o json" in etl(server, "init", str(file), code=2)
 
     assert '"obj_timeout": "5s"' in etl(server, "show", "mine-etl")
     assert "it runs already" in etl(server, "start", "mine-etl", code=1)
@@ -85,6 +85,96 @@ def test_define_stop_start_and_delete(server: RunningServer, tmp_path: Path) -> 
             "no such ETL" in said
         )
     assert "is not the name of an ETL" in etl(server, "show", "Mine", code=2)
+
+
+SPEC = """\
+# as of the ais CLI's documentation
+name: first-etl
+runtime:
+  image: odd/image
+  command: ["server", "--port", "8000"]
+  env:
+    - {name: SIZE, value: 64}
+communication: hpush
+argument: fqn
+init_timeout: 5m
+obj_timeout: 45s
+support_direct_put: true
+resources:
+  requests: {memory: 256Mi, cpu: 1}
+---
+name: second-etl
+runtime: {image: odd/image}
+---
+"""
+
+
+def test_definitions_in_yaml(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC)
+    assert etl(server, "init", str(file)) == "first-etl runs\nsecond-etl runs\n"
+    shown = json.loads(etl(server, "show", "first-etl", "--json"))["definition"]
+    assert (shown["communication"], shown["obj_timeout"]) == ("hpush://", "45s")
+    assert shown["runtime"]["env"] == [{"name": "SIZE", "value": "64"}]
+    for name in ("first-etl", "second-etl"):
+        etl(server, "delete", name)
+
+
+def test_a_file_as_aistore_gets_it(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(SPEC)
+    first, second = read_definitions(file)
+    assert first["support_direct_put"] is True
+    assert first["resources"] == {"requests": {"memory": "256Mi", "cpu": "1"}}
+    assert second == {"name": "second-etl", "runtime": {"image": "odd/image"}}
+    file.write_text(json.dumps(first))
+    assert read_definitions(file) == [first]
+
+
+NAMED = "name: some-etl\nruntime: {image: x}\n"
+
+
+@for_each(
+    "name, text, said",
+    [
+        ("a.yaml", "", "is empty"),
+        ("a.yaml", "- name: x", "Expected `object`, got `array`"),
+        ("a.yaml", "just words", "Expected `object`, got `str`"),
+        ("a.yaml", "name: [", "neither JSON nor YAML"),
+        ("a.yaml", "a: 1\n\tb", "neither JSON nor YAML"),
+        ("a.yaml", "a: !!python/object/apply:os.getcwd []", "unknown field `a`"),
+        ("a.json", "name: x", "is not JSON"),
+        ("a", '{"name": ', "is not JSON"),
+        ("a.yaml", "runtime: {image: x}", "missing required field `name`"),
+        ("a.yaml", "name: some-etl", "missing required field `runtime`"),
+        ("a.yaml", "name: some-etl\nruntime: {command: [x]}", "missing required field `image`"),
+        ("a.yaml", NAMED + "obj_timout: 5s", "unknown field `obj_timout`"),
+        ("a.yaml", NAMED + "obj_timeout: 5", "at `$.obj_timeout`"),
+        ("a.json", '{"name": "a", "runtime": {"image": "x"}, "init_timeout": 5}', "init_timeout"),
+        ("a.yaml", NAMED + "support_direct_put: maybe", "at `$.support_direct_put`"),
+        ("a.yaml", "name: some-etl\nruntime: {image: x, command: run it}", "`$.runtime.command`"),
+        ("a.yaml", "name: some-etl\nruntime: {image: x, env: {SIZE: 64}}", "`$.runtime.env`"),
+        ("a.yaml", "name: some-etl\nruntime: {image: x, envs: []}", "unknown field `envs`"),
+        ("a.yaml", "kind: Pod", "is a Pod"),
+    ],
+)  # fmt: skip
+def test_files_that_define_nothing(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read_definitions(tmp_path / name)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_definitions(tmp_path / "none")
+
+
+def test_yaml_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "a.yaml").write_text(NAMED)
+    with pytest.raises(ConfigError, match="needs PyYAML"):
+        read_definitions(tmp_path / "a.yaml")
+    (tmp_path / "a.json").write_text('{"name": "a", "runtime": {"image": "x"}}')
+    assert read_definitions(tmp_path / "a.json")[0]["name"] == "a"
 
 
 def test_transform_a_prefix(server: RunningServer) -> None:
