@@ -506,12 +506,12 @@ class FileSystem:
             AisfsError: the shards of a dataset cannot be found, or never change.
         """
         place = self._place_of(ino)
-        names = await self.tree.refresh(place)
+        changed = await self.tree.refresh(place)
         directories = self.inodes.directories_in(place)
         self.inodes.validity.refreshed(directories)
         # Nothing has this name; a reply that was made of what is forgotten by now comes before it.
         await self.kernel.expire([(ino, b".") for ino in directories], [])
-        entries = {*self.inodes.entries_in(place), *((ROOT, name) for name in names)}
+        entries = {*self.inodes.entries_in(place), *changed}
         inside = {*directories, *self.inodes.directories_in(place)}
         entries |= {entry for entry in self.inodes.validity.missing_names() if entry[0] in inside}
         await self.kernel.expire(entries, inside)

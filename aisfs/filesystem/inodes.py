@@ -557,6 +557,10 @@ class Inodes:
                 above = ProviderNode(bucket.provider)
             case MergedDirectoryNode(layout, path, generation) if b"/" in path:
                 above = MergedDirectoryNode(layout, path.rpartition(b"/")[0], generation)
+            case MergedDirectoryNode(layout) if isinstance(
+                root := self.table.get(ROOT), DirectoryNode
+            ):
+                above = DirectoryNode(root.bucket, layout[: layout.index("/") + 1])  # of an epoch
             case _:
                 return None
         return self._number_of(above), above

@@ -95,15 +95,12 @@ class ShardNode:
 
 @dataclass(frozen=True, slots=True)
 class VirtualShardNode:
-    """A tar file in the root that is made of objects, each of one version."""
+    """A tar file in the root, or of an epoch, that is made of objects, each of one version."""
 
     shard: VirtualShard
     name: bytes
-
-    @property
-    def parent(self) -> int:
-        """Inode of the directory."""
-        return ROOT
+    parent: int = ROOT
+    """Inode of the directory."""
 
 
 FileNode = ObjectNode | VirtualShardNode
@@ -163,8 +160,8 @@ def identity(node: Node) -> bytes:
             parts = ("directory", bucket, prefix)
         case RemovedDirectoryNode():
             parts = ("removed directory", node.serial)
-        case VirtualShardNode(shard, _):
-            parts = ("virtual shard", shard.digest)
+        case VirtualShardNode(shard, _, parent):
+            parts = ("virtual shard", shard.digest, *([parent] if parent != ROOT else []))
         case ObjectNode(bucket, info):
             return object_identities(bucket, [info])[0]
         case ShardNode(bucket, info):

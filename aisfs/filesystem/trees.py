@@ -6,6 +6,7 @@ directories with members of many shards (the views `class` and `flat`, and `samp
 building waits; and the list of virtual shards, which never changes.
 """
 
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 import trio
+from msgspec import structs
 
 from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, WouldWait
 from aisfs.core.index.member_index import MemberIndex
@@ -46,6 +48,7 @@ from aisfs.filesystem.nodes import (
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.settings import Shards
+from aisfs.stores.epochs import epoch_directory, epoch_of
 from aisfs.stores.posix_metadata import is_link
 from aisfs.system.threads import any_thread
 
@@ -128,11 +131,11 @@ class Names(Protocol):
         """Record that an object is another version; return the entries to be looked up again."""
         ...
 
-    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+    async def refresh(self, place: DirectoryId | None) -> Sequence[tuple[int, bytes]]:
         """Ask the store again for all names below a directory of a bucket, or in the whole mount.
 
         Returns:
-            Names in the root that stand for something else now, and whose inodes do not say so.
+            Number of the directory, and name, of what stands for something else now and whose inode does not say so.
 
         Raises:
             Unsupported: nothing here ever changes.
@@ -265,7 +268,7 @@ class Tree:
         others = [each for each in self.names_of(listed) if each != node.name]
         return [(node.parent, each) for each in [*others, node.name]]
 
-    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+    async def refresh(self, place: DirectoryId | None) -> Sequence[tuple[int, bytes]]:
         """Forget all names below a directory of a bucket, and that of the directory itself."""
         bucket, prefix = place or (None, "")
         if bucket is not None and prefix:
@@ -484,7 +487,7 @@ class DatasetTree:
             return [(node.parent, node.name)]
         return []
 
-    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+    async def refresh(self, place: DirectoryId | None) -> Sequence[tuple[int, bytes]]:
         """Find all shards again; each folder says which version it shows."""
         self._shards.renew(await self._find_again())
         return []
@@ -577,9 +580,9 @@ class MergedTree:
         """
         return [(ROOT, name) for name in self._merger.changed(node.bucket, node.info)]
 
-    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+    async def refresh(self, place: DirectoryId | None) -> Sequence[tuple[int, bytes]]:
         """Find all shards again, and rebuild everything if any is another or new, or gone."""
-        return self._merger.renew(await self._find_again())
+        return [(ROOT, name) for name in self._merger.renew(await self._find_again())]
 
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what is left out of the whole dataset; of samples once it was listed."""
@@ -622,21 +625,26 @@ class SyntheticTree:
 
     def __init__(self, shards: Sequence[VirtualShard], exclusions: Mapping[str, int]) -> None:
         """Show `shards`."""
-        self._nodes = [VirtualShardNode(shard, _name(at)) for at, shard in enumerate(shards)]
+        self._shards = shards
         self._places = {_name(at): at for at in range(len(shards))}
         self._left_out = exclusions
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a shard up."""
-        return self._find(name)
+        return self._find(ino, name)
 
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a shard up; this never waits."""
-        return self._find(name)
+        return self._find(ino, name)
 
-    def _find(self, name: bytes) -> Found | None:
+    def _find(self, ino: int, name: bytes) -> Found | None:
         at = self._places.get(name)
-        return Found(name, self._nodes[at], UNTIL_CHANGED) if at is not None else None
+        return self._found(ino, at) if at is not None else None
+
+    def _found(self, ino: int, at: int, offset: int = 0) -> Found:
+        name = _name(at)
+        node = VirtualShardNode(self._shards[at], name, ino)
+        return Found(name, node, UNTIL_CHANGED, offset)
 
     async def children(self, node: Node, ino: int) -> Children:
         """List the shards."""
@@ -644,11 +652,11 @@ class SyntheticTree:
 
     def try_children(self, node: Node, ino: int) -> Children:
         """List the shards; this never waits."""
-        return Children(self._entries, UNTIL_CHANGED)
+        return Children(partial(self._entries, ino), UNTIL_CHANGED)
 
-    def _entries(self, offset: int) -> Iterator[Found]:
-        for at in range(offset, len(self._nodes)):
-            yield Found(_name(at), self._nodes[at], UNTIL_CHANGED, at + 1)
+    def _entries(self, ino: int, offset: int) -> Iterator[Found]:
+        for at in range(offset, len(self._shards)):
+            yield self._found(ino, at, at + 1)
 
     def expires(self, node: Node) -> float:
         """Return until when the list may be believed: as long as the mount lasts."""
@@ -658,7 +666,7 @@ class SyntheticTree:
         """Return no names: which versions are shown was settled when the mount began."""
         return []
 
-    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+    async def refresh(self, place: DirectoryId | None) -> Sequence[tuple[int, bytes]]:
         """Refuse; see `changed`."""
         raise Unsupported("virtual shards do not change while they are mounted: mount again")
 
@@ -669,3 +677,125 @@ class SyntheticTree:
 
 def _name(at: int) -> bytes:
     return b"shard-%0*d.tar" % (DIGITS, at)
+
+
+class EpochTree:
+    """Directories of epochs in the root, each with a tree of its own, which is made when it is first asked for."""
+
+    def __init__(
+        self, bucket: Bucket, count: int, first: Names, make: Callable[[int], Awaitable[Names]]
+    ) -> None:
+        """Show so many epochs of a dataset in this bucket, or beginning there.
+
+        Args:
+            bucket: Whose root is the root of the mount.
+            count: How many.
+            first: The tree of epoch 0.
+            make: Returns that of another one.
+        """
+        self._bucket = bucket
+        self._count = count
+        self._make = make
+        self._trees = {0: first}
+        self._inos: dict[int, int] = {}
+        """Numbers of directories of epochs that were looked into."""
+        self._turn = trio.Lock()
+
+    def _epoch(self, node: Node) -> int | None:
+        """Return the epoch that a node is of; None for the root."""
+        match node:
+            case DirectoryNode(_, prefix):
+                return epoch_of(prefix, self._count)
+            case MergedDirectoryNode(layout):
+                return epoch_of(layout, self._count)
+            case ObjectNode() | ShardNode():
+                return epoch_of(node.info.key, self._count)
+        return None
+
+    async def _tree(self, epoch: int) -> Names:
+        async with self._turn:
+            if epoch not in self._trees:
+                self._trees[epoch] = await self._make(epoch)
+            return self._trees[epoch]
+
+    def _known(self, node: Node, ino: int) -> Names | None:
+        """Return the tree that a directory is in, if that is made."""
+        epoch = self._epoch(node)
+        if epoch is not None and isinstance(node, DirectoryNode):
+            self._inos[epoch] = ino
+        return self._trees.get(epoch) if epoch is not None else None
+
+    def _found(self, epoch: int) -> Found:
+        prefix = epoch_directory(epoch)
+        name, node = prefix[:-1].encode(), DirectoryNode(self._bucket, prefix)
+        return Found(name, node, UNTIL_CHANGED, epoch + 1)
+
+    def _find_epoch(self, name: bytes) -> Found | None:
+        epoch = epoch_of(f"{os.fsdecode(name)}/", self._count)
+        return structs.replace(self._found(epoch), offset=0) if epoch is not None else None
+
+    async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
+        """Look a name up; making a tree may open all shards."""
+        epoch = self._epoch(node)
+        if epoch is None:
+            return self._find_epoch(name)
+        known = self._known(node, ino) or await self._tree(epoch)
+        return await known.find(node, ino, name)
+
+    def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
+        """Look a name up in a tree that is made."""
+        if self._epoch(node) is None:
+            return self._find_epoch(name)
+        known = self._known(node, ino)
+        return known.try_find(node, ino, name) if known is not None else WOULD_WAIT
+
+    async def children(self, node: Node, ino: int) -> Children:
+        """List a directory."""
+        epoch = self._epoch(node)
+        if epoch is None:
+            return self._epochs()
+        known = self._known(node, ino) or await self._tree(epoch)
+        return await known.children(node, ino)
+
+    def try_children(self, node: Node, ino: int) -> Children | None:
+        """List a directory of a tree that is made."""
+        if self._epoch(node) is None:
+            return self._epochs()
+        known = self._known(node, ino)
+        return known.try_children(node, ino) if known is not None else None
+
+    def _epochs(self) -> Children:
+        return Children(lambda offset: map(self._found, range(offset, self._count)), UNTIL_CHANGED)
+
+    def expires(self, node: Node) -> float:
+        """Return until when a directory may be believed: until a shard turns out to have changed."""
+        return UNTIL_CHANGED
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Have the tree of the epoch forget a version; see `Tree.changed`."""
+        epoch = self._epoch(node)
+        tree = self._trees.get(epoch) if epoch is not None else None
+        return self._placed(epoch, tree.changed(node)) if tree is not None else []
+
+    async def refresh(self, place: DirectoryId | None) -> Sequence[tuple[int, bytes]]:
+        """Find all shards of the epochs again that were looked into, or those of one."""
+        only = epoch_of(place[1], self._count) if place is not None else None
+        entries: list[tuple[int, bytes]] = []
+        for epoch, tree in list(self._trees.items()):
+            if only in (None, epoch):
+                entries += self._placed(epoch, await tree.refresh(place))
+        return entries
+
+    def _placed(
+        self, epoch: int | None, entries: Sequence[tuple[int, bytes]]
+    ) -> list[tuple[int, bytes]]:
+        """Return entries in the directory of an epoch that are said to be in the root."""
+        if epoch not in self._inos:
+            return []
+        ino = self._inos[epoch]
+        return [(ino if parent == ROOT else parent, name) for parent, name in entries]
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what a directory does not show."""
+        epoch = self._epoch(node)
+        return await (await self._tree(epoch if epoch is not None else 0)).report(node)

@@ -3,12 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
 
 from aisfs.core.names.sources import DatasetSource
+from aisfs.core.views.shuffle_order import epoch_seed
 from aisfs.core.views.shuffled_tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
 from aisfs.engine.dataset.merger import Merger
@@ -24,10 +25,11 @@ from aisfs.engine.dataset.shard_set import (
     read_table,
 )
 from aisfs.errors import SourceMissing
-from aisfs.filesystem.trees import DatasetTree, MergedTree, Names, SyntheticTree
+from aisfs.filesystem.trees import DatasetTree, EpochTree, MergedTree, Names, SyntheticTree
 from aisfs.mount.plan import MountPlan
 from aisfs.mount.services import Services
 from aisfs.settings import View
+from aisfs.stores.epochs import epoch_directory
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +46,40 @@ class Dataset:
 async def build_dataset(
     plan: MountPlan, source: DatasetSource, services: Services, progress: OpenProgress
 ) -> Dataset:
-    """Find the shards of a dataset, and return the tree that the view of `plan` makes of them.
+    """Find the shards of a dataset, and return the tree that the view of `plan` makes of them, or one for each epoch.
 
     Raises:
         SourceMissing: there is nothing to show.
     """
-    view = plan.view
+    if not plan.transform.epochs:
+        return await _build_one(plan, plan.view, source, services, progress)
+
+    async def build(epoch: int, progress: OpenProgress) -> Dataset:
+        view, within = plan.view, source
+        if view.shuffle is not None:
+            view = replace(view, shuffle=epoch_seed(view.shuffle, epoch))
+        if plan.transform:
+            within = source.within(epoch_directory(epoch))
+        layout = epoch_directory(epoch)
+        return await _build_one(plan, view, within, services, progress, layout)
+
+    async def make(epoch: int) -> Names:
+        return (await build(epoch, OpenProgress())).tree
+
+    first = await build(0, progress)
+    tree = EpochTree(source.buckets[0], plan.transform.epochs, first.tree, make)
+    return replace(first, tree=tree)
+
+
+async def _build_one(
+    plan: MountPlan,
+    view: ViewSpec,
+    source: DatasetSource,
+    services: Services,
+    progress: OpenProgress,
+    layout: str = "",
+) -> Dataset:
+    """Do it for one epoch; `layout` distinguishes its directories from those of others."""
     if view.view is View.SHARDS:
         return Dataset(await _build_virtual(view, source, services, progress), None)
     shards = await _find_shards(view, source, services)
@@ -84,7 +114,7 @@ async def build_dataset(
         progress=progress,
         strict=plan.strict,
     )
-    return Dataset(MergedTree(merger, repr(view), find_again), merger)
+    return Dataset(MergedTree(merger, layout + repr(view), find_again), merger)
 
 
 async def _build_virtual(

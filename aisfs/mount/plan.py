@@ -221,6 +221,14 @@ def plan_mount(
     for option in ("record", "replay"):
         if getattr(cache, option) is not None and not kernel.fastpath:
             raise ConfigError(f"--{option}: not with --no-fastpath, where no order is followed")
+    if transform.epochs and not transform and spec.shuffle is None:
+        raise ConfigError("--epochs needs --shuffle, --etl or --transform")
+    if transform.epochs and transform and isinstance(source, DatasetSource):
+        patterns = (pattern for word in source.words for pattern in word.patterns)
+        if any(pattern.listing for pattern in patterns):  # it may name shards by other names
+            raise ConfigError(
+                "--epochs: not with a list of shards in a bucket: --files-from reads it"
+            )
     tree = load(TreeSettings, settings)
     if spec.reshaped and tree.shard_index is ShardIndex.ALWAYS:
         option = "--view shards --join" if view.shuffle is None else "--shuffle"

@@ -20,7 +20,7 @@ from aisfs.engine.dataset.shard_set import OpenProgress
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers, Members
 from aisfs.filesystem.inodes import ShardFolders
-from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker
+from aisfs.filesystem.nodes import LONGEST_TIMEOUT, AttrMaker, DirectoryNode
 from aisfs.filesystem.plans import Plans, Recorder, read_recorded
 from aisfs.filesystem.takeover import Forgotten, NumberLog
 from aisfs.filesystem.trees import Names, Tree
@@ -365,8 +365,11 @@ async def _build(
     if isinstance(plan.source, DatasetSource):
         dataset = await build_dataset(plan, plan.source, services, launch.progress)
         tree, launch.merger = dataset.tree, dataset.merger
+    root = services.root
+    if isinstance(plan.source, DatasetSource) and plan.transform.epochs:
+        root = DirectoryNode(plan.source.buckets[0], "")  # above the directories of epochs
     filesystem = FileSystem(
-        services.root,
+        root,
         tree=tree,
         folders=folders,
         reader=services.reader,

@@ -43,6 +43,7 @@ from aisfs.mount.source import OpenSource, open_source
 from aisfs.mount.transforming import results_limit, transformed
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.stores.ais.readiness import Readiness
+from aisfs.stores.epochs import in_epoch
 from aisfs.stores.port import WritableStore
 from aisfs.stores.registry import direct_store, named_files
 from aisfs.system.memory import MachineMemory
@@ -335,10 +336,18 @@ def _build_lister(
         clock=CLOCK,
         metrics=metrics,
         hooks=hooks,
-        wanted=None if plan.writing.writable else plan.keys.below(prefix),
+        wanted=None if plan.writing.writable else _wanted(plan, prefix),
         change_ttl=max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl),
         kept=_open_listings(plan, blocks) if shared and blocks is not None else None,
     )
+
+
+def _wanted(plan: SourcePlan, prefix: str) -> Callable[[str], bool] | None:
+    """Return the test for keys that are shown; None if all are."""
+    if not plan.transform.epochs:
+        return plan.keys.below(prefix)
+    test, cut = in_epoch(plan.keys.below("")), len(prefix)
+    return (lambda key: test(key[cut:])) if test is not None else None
 
 
 def _open_listings(plan: SourcePlan, blocks: BlockCache) -> ListingCache:

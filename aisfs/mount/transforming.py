@@ -15,6 +15,7 @@ from aisfs.mount.plan import SourcePlan, origin_of
 from aisfs.settings import View
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.etls import EtlTransformer
+from aisfs.stores.epochs import EpochStore
 from aisfs.stores.port import WritableStore
 from aisfs.stores.results import Results
 from aisfs.stores.transformed import CommandTransformer, TransformedStore, Transformer
@@ -40,8 +41,8 @@ async def transformed(
     metrics: Metrics,
     *,
     restarted: bool,
-) -> TransformedStore:
-    """Return the store that shows the objects of a source as the plan has them transformed.
+) -> WritableStore:
+    """Return the store that shows the objects of a source as the plan has them transformed, in each epoch anew.
 
     Args:
         plan: How.
@@ -69,7 +70,7 @@ async def transformed(
     except BaseException:
         results.close()
         raise
-    return TransformedStore(
+    shown = TransformedStore(
         pipeline,
         transformer,
         results,
@@ -77,6 +78,10 @@ async def transformed(
         deadline=plan.cluster.io_timeout,
         metrics=metrics,
     )
+    if not plan.transform.epochs:
+        return shown
+    stores = [shown, *map(shown.of_epoch, range(1, plan.transform.epochs))]
+    return EpochStore(stores, root.prefix if isinstance(root, DirectoryNode) else "")
 
 
 async def _etls(

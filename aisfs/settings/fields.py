@@ -375,6 +375,10 @@ class TransformSettings(Settings, group=Group.SOURCE):
         text("COMMAND"), "", "Show objects as this filter transforms them: stdin to stdout, without a shell",
         "for any SOURCE; with your rights", see="transformed-objects",
     )
+    epochs = Option(
+        whole(), 0, "Show SOURCE N times, as `epoch-0/` and so on: shuffled in another order, or transformed anew",
+        "with `--shuffle`, `--etl` or `--transform`", see="epochs", tenants=True,
+    )
     # fmt: on
 
     def __bool__(self) -> bool:

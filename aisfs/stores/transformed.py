@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -137,6 +138,14 @@ class TransformedStore(ReadOnlyStore):
         )
         self._unnamed = os.urandom(8).hex()
         """In place of a version that the source does not have: its results are of use to this mount only."""
+        self._epoch = 0
+
+    def of_epoch(self, epoch: int) -> "TransformedStore":
+        """Return the same objects with results of their own. Those of epoch 0 are those of this store."""
+        other = copy(self)
+        other._epoch = epoch
+        other._unlisted = TTLCache(_UNLISTED_MOST, _UNLISTED_SECONDS, trio.current_time)
+        return other
 
     # Names ---------------------------------------------------------------------------------------
 
@@ -355,6 +364,7 @@ class TransformedStore(ReadOnlyStore):
         if not version and not checksum:
             version = str(source.mtime_ns) if source.mtime_ns else self._unnamed
         parts = [str(bucket), bucket.path, source.key, version, checksum, source.size, definition]
+        parts += [self._epoch] if self._epoch else []
         text = json.dumps(parts).encode()
         return blake2b(text, digest_size=16).digest()
 

@@ -345,6 +345,14 @@ class DatasetSource:
             words.append(SourceArg(word.text, tuple(patterns)))
         return DatasetSource(tuple(words), self.keys, root, self.magic)
 
+    def within(self, directory: str) -> "DatasetSource":
+        """Return the same shards below a directory, `a/`, of each bucket."""
+        words = []
+        for word in self.words:
+            patterns = [replace(p, directory=directory + p.directory) for p in word.patterns]
+            words.append(replace(word, patterns=tuple(patterns), lines=()))
+        return replace(self, words=tuple(words))
+
     def __str__(self) -> str:
         return " ".join(word.text for word in self.words)
 

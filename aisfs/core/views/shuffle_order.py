@@ -9,6 +9,7 @@ this epoch. So a cache with room for `window` shards is enough.
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from random import Random
 from typing import Protocol
@@ -64,6 +65,13 @@ def epoch_order(
     for sample in share:
         mine.setdefault(shards[sample], []).append(sample)
     return _mixed(mine, shards, window, chance)
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of an epoch's virtual shards; epoch 0 has that of the mount."""
+    if not epoch:
+        return seed
+    return int.from_bytes(blake2b(f"{seed}/{epoch}".encode(), digest_size=8).digest())
 
 
 def share_length(samples: int, replicas: int, *, drop_last: bool) -> int:
