@@ -459,7 +459,7 @@ class CacheCoverage:
     def __init__(
         self, fetcher: Fetcher, indexer: Indexer, background: BackgroundThread, *, local: bool
     ) -> None:
-        """Ask these services; objects that are `local` are on disk anyway."""
+        """Ask these services; objects that are `local`, as results of transformations, are on disk anyway."""
         self._fetcher = fetcher
         self._indexer = indexer
         self._background = background

@@ -270,7 +270,9 @@ def _build(
         scans=scans,
         reader=Reader(fetcher, prefetcher, unpacker),
         assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
-        coverage=CacheCoverage(fetcher, indexer, background, local=is_local(plan.source)),
+        coverage=CacheCoverage(
+            fetcher, indexer, background, local=is_local(plan.source) or bool(plan.transform)
+        ),
     )
 
 

@@ -64,6 +64,7 @@ from aisfs.settings.values import existing_directory
 from aisfs.stores.ais.auth import Credentials
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.cluster import identify_endpoint, wrong_scheme
+from aisfs.stores.ais.etls import RUNNING, Etls
 from aisfs.stores.ais.replies import HEALTH, Identity
 from aisfs.stores.registry import as_served, direct_bucket, kind_of
 from aisfs.system.logs import SYSLOG_SOCKET
@@ -112,6 +113,8 @@ _SKEW = 300.0
 """Seconds that clocks may differ, as Kerberos and token issuers permit."""
 _DAY = 86400
 _LOGIN = "log in again: ais auth login"
+_ASKED_SECONDS = 5.0
+"""How long ETLs are asked for: the cluster has just answered."""
 _SET_ENDPOINT = "export AIS_ENDPOINT=http://PROXY:PORT, or give --endpoint"
 
 
@@ -139,6 +142,7 @@ async def cluster_checks(settings: ClusterSettings, source: Source) -> AsyncIter
         return
     try:
         found = await identify_endpoint(client)
+        etls = [check async for check in _etls(client)] if found.is_aistore else []
     except AisfsError as error:
         text = str(error).removeprefix(f"{HEALTH.subject}: ")
         yield await _unreached(settings, text, error)
@@ -148,7 +152,7 @@ async def cluster_checks(settings: ClusterSettings, source: Source) -> AsyncIter
     for check in _identity(settings.endpoint, found):
         yield check
     if found.is_aistore:
-        for check in [*_tls(settings), *_clock(found), *_access(found)]:
+        for check in [*_tls(settings), *_clock(found), *_access(found), *etls]:
             yield check
         yield await _source(source, settings)
 
@@ -219,6 +223,23 @@ def _access(found: Identity) -> Iterator[Check]:
     elif found.map_status == 403:
         cure = "only needed to watch targets: grant SHOW-CLUSTER to the token's role"
         yield note("access", "the token may not see the cluster map", cure)
+
+
+async def _etls(client: AISClient) -> AsyncIterator[Check]:
+    """Say which ETLs run; nothing of a cluster that has none."""
+    try:
+        found = await Etls(client, deadline=_ASKED_SECONDS).all()
+    except AccessDenied:
+        yield ok("ETLs", "the token may not list them, and need not: reading takes no more rights")
+        return
+    except AisfsError:
+        return
+    names = [etl.name for etl in found if etl.stage == RUNNING]
+    if names:
+        yield ok("ETLs", f"{', '.join(names)} can transform")
+    for etl in found:
+        if etl.stage != RUNNING:
+            yield note("ETLs", f"{etl.name} is {etl.stage}", f"aisfs etl start {etl.name}")
 
 
 async def _source(source: Source, settings: ClusterSettings) -> Check:

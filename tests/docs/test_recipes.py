@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,8 @@ def server() -> Iterator[RunningServer]:
         write_samples(bucket, shards=4, samples=40)
         records = (msgpack.packb({"number": number}) for number in range(50))
         (bucket / "records.mps").write_bytes(b"".join(records))
-        with running_server(base / "store") as server:
+        normalize = f"{sys.executable} {ROOT}/examples/normalize.py"
+        with running_server(base / "store", etls={"registry/normalize:1": normalize}) as server:
             yield server
 
 

@@ -165,6 +165,20 @@ def test_a_cluster_without_targets(home: Path):
     check_wrong(found, "targets", "no target", "start targets")
 
 
+def test_an_etl_that_is_stopped(tmp_path: Path, home: Path):
+    (tmp_path / "store/b").mkdir(parents=True)
+    etls = {"upper-etl": "tr a-z A-Z", "other-etl": "cat"}
+    with running_server(tmp_path / "store", etls=etls) as server:
+        env = {"HOME": str(home), "AIS_ENDPOINT": server.endpoint}
+        found = examine("ais://b", env=env)["ETLs"]
+        assert [line["found"] for line in found] == ["other-etl, upper-etl can transform"]
+        assert aisfs("etl", "stop", "other-etl", env=env).returncode == 0
+        good, stopped = examine("ais://b", env=env)["ETLs"]
+        assert (good["state"], stopped["state"]) == ("ok", "note")
+        assert stopped["found"] == "other-etl is Aborted"
+        assert stopped["fix"] == "aisfs etl start other-etl"
+
+
 @pytest.mark.parametrize(("hours", "how"), [(2, "ahead of"), (-2, "behind")])
 def test_a_clock_that_differs(home: Path, hours: int, how: str):
     headers = {**UPTIME, "Date": formatdate(time.time() + hours * 3600, usegmt=True)}

@@ -157,6 +157,18 @@ def test_only_shards_that_are_named_are_transformed(
         assert server.requests()["transform"] == 1
 
 
+def test_warming_a_mount_transforms_all(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    with transformed("--etl", "tar-etl", source="ais://pets"):
+        for _ in range(2):
+            said = aisfs("warm", mountpoint)
+            assert said.returncode == 0
+            assert b"disk cache keeps only" not in said.stderr
+            assert b"3 shards, 1 object" in said.stdout
+        assert server.requests()["transform"] == 4
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
