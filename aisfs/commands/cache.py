@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 @jobs_option("Shards and objects read at once; each is several requests.")
 @setting("files_from")
 @setting("endpoint", why="this and the following options are for a `SOURCE` only")
-@settings(*STORE[1:], "cache_dir", "cache_size", "io_timeout")
+@settings(*STORE[1:], "etl", "etl_args", "transform", "cache_dir", "cache_size", "io_timeout")
 def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: object) -> int:
     """Fill the disk cache before training.
 
     Reads the shards and objects at or below each PATH once, through the mount. A SOURCE, such as
     ais://BUCKET/PREFIX/ or 'ais://BUCKET/train-{000..}.tar', needs no mount: the next mount with the
-    same --cache-dir finds its data there.
+    same --cache-dir finds its data there, or with --etl or --transform, the results.
     """
     from aisfs.work.warm import Summary, find_items, parse_words, warm, warm_place
 

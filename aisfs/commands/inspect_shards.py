@@ -55,7 +55,17 @@ LINES_MAX = 20
     "Recognize archives by content, not by name",
     why="only objects named like a shard are inspected",
 )
-@settings("scan", "index_bucket", "published_index", "cache_dir", "cache_size", "io_timeout")
+@settings(
+    "etl",
+    "etl_args",
+    "transform",
+    "scan",
+    "index_bucket",
+    "published_index",
+    "cache_dir",
+    "cache_size",
+    "io_timeout",
+)
 def inspect(
     sources: tuple[str, ...],
     as_json: bool,

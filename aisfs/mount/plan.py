@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import trio
 
@@ -188,6 +188,26 @@ def _check_transform(
         raise ConfigError(f"--etl: {source} is not in AIStore; --transform runs a command here")
 
 
+class Transformation(TypedDict):
+    """What a plan says of transformations."""
+
+    transform: TransformSettings
+    command: Command | None
+
+
+def transformation(settings: Mapping[str, object], source: Source) -> Transformation:
+    """Return what is done with the objects of a source before they are read.
+
+    Raises:
+        ConfigError: options contradict each other, or the source.
+    """
+    transform = load(TransformSettings, settings)
+    writing, cache = load(WriteSettings, settings), load(CacheSettings, settings)
+    _check_transform(transform, writing, cache, source)
+    command = parse_command(transform.transform) if transform.transform else None
+    return {"transform": transform, "command": command}
+
+
 def plan_mount(
     words: list[str],
     mountpoint: Path,
@@ -215,9 +235,9 @@ def plan_mount(
         modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
         settings = {**modes, **settings}
     _check_writing(writing, source, options)
-    transform, cache = load(TransformSettings, settings), load(CacheSettings, settings)
-    _check_transform(transform, writing, cache, source)
-    kernel = load(KernelSettings, settings)
+    transforming = transformation(settings, source)
+    transform = transforming["transform"]
+    cache, kernel = load(CacheSettings, settings), load(KernelSettings, settings)
     for option in ("record", "replay"):
         if getattr(cache, option) is not None and not kernel.fastpath:
             raise ConfigError(f"--{option}: not with --no-fastpath, where no order is followed")
@@ -240,8 +260,6 @@ def plan_mount(
         mountpoint=mountpoint.absolute(),
         tree=tree,
         cache=cache,
-        transform=transform,
-        command=parse_command(transform.transform) if transform.transform else None,
         writing=writing,
         options=frozenset(options),
         kernel=kernel,
@@ -249,6 +267,7 @@ def plan_mount(
         lazy=view.lazy and not view.strict,
         strict=view.strict,
         cluster=load_cluster(source, settings),
+        **transforming,
     )
 
 
@@ -271,6 +290,7 @@ def plan_inspection(
         cluster=load_cluster(place, settings),
         tree=load(TreeSettings, settings),
         cache=load(CacheSettings, settings),
+        **transformation(settings, place),
     )
     return plan, only
 

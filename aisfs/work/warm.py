@@ -42,7 +42,7 @@ from aisfs.core.names.sources import (
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.fuse.mountpoint import FILE_SYSTEM, mounted_filesystems
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shards
+from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shards, transformation
 from aisfs.mount.services import Services, open_services
 from aisfs.mount.source import OpenSource
 from aisfs.settings import CacheSettings, TreeSettings
@@ -314,6 +314,7 @@ async def warm_place(
         tree=load(TreeSettings, settings),
         cache=load(CacheSettings, settings),
         partly=True,
+        **transformation(settings, place.source),
     )
     async with open_services(plan) as services:
         found = await _find(services, place, index_only=index_only)

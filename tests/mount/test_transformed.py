@@ -169,6 +169,28 @@ def test_warming_a_mount_transforms_all(
         assert server.requests()["transform"] == 4
 
 
+def test_warming_a_source_and_looking_into_it(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    """The next mount has the results."""
+    options = ("--etl", "mode-etl", "--endpoint", server.endpoint)
+    place = ("--cache-dir", tmp_path / "cache")
+    (tmp_path / "mode").write_text("sed s/picture/PICTURE/g")
+    said = aisfs("warm", "ais://pets", *options, *place)
+    assert said.returncode == 0, said.stderr
+    assert b"3 shards, 1 object" in said.stdout
+    with transformed("--etl", "mode-etl", source="ais://pets"):
+        assert (mountpoint / "samples-02.tar.d/s20.jpg").read_bytes() == b"PICTURE"
+        assert len(list(mountpoint.iterdir())) == 4
+    assert server.requests()["transform"] == 4
+    report = aisfs("inspect", "--json", "ais://pets/samples-02.tar", *options, *place)
+    assert report.returncode == 0, report.stderr
+    assert server.requests()["transform"] == 4
+    local = aisfs("inspect", str(server.root / "pets"), "--etl", "mode-etl")
+    assert local.returncode == Exit.USAGE
+    assert b"is not in AIStore" in local.stderr
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
