@@ -37,6 +37,7 @@ LATER = (
     "tests/docs/test_readme.py::test_torchvision_reads_the_classes_of_the_first_lines",
     "tests/docs/test_recipes.py",
     "tests/mount/test_clouds.py",
+    "tests/mount/test_transformed.py::test_two_hundred_reads_while_everything_changes",
     "tests/programs",
     "tests/server/s3",
     "tests/server/test_attached.py",

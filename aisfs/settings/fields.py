@@ -376,7 +376,7 @@ class TransformSettings(Settings, group=Group.SOURCE):
         "for any SOURCE; with your rights", see="transformed-objects",
     )
     epochs = Option(
-        whole(), 0, "Show SOURCE N times, as `epoch-0/` and so on: shuffled in another order, or transformed anew",
+        whole(most=10_000), 0, "Show SOURCE N times, as `epoch-0/` and so on: shuffled in another order, or transformed anew",
         "with `--shuffle`, `--etl` or `--transform`", see="epochs", tenants=True,
     )
     # fmt: on

@@ -294,7 +294,7 @@ def test_a_stopped_etl_is_no_missing_object(
         assert (mountpoint / "big.txt").read_bytes() == BIG.upper()
 
 
-SLOW = "tr a-z A-Z | { head -c 4000; sleep 0.1; cat; }"
+SLOW = "tr a-z A-Z | { head -c 4000; sleep 0.05; cat; }"
 TOO_SLOW = "tr a-z A-Z | { head -c 4000; sleep 1; cat; }"
 
 
@@ -306,6 +306,7 @@ class Disturber:
 
     def __init__(self, server: RunningServer, mode: Path, read: Callable[[], object]) -> None:
         self.server, self.mode, self.read = server, mode, read
+        self.killed = 0
         self.pid, self.rng = mode.with_name("pid"), random.Random(35)
         etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
         self.first = [self.stop, self.define, self.define, self.write, self.break_off] * 2
@@ -330,7 +331,7 @@ class Disturber:
         etl(self.server, "DELETE", "/moving-etl")
         env = [{"name": "NUMBER", "value": str(number)}]  # another definition has no results yet
         runtime = {"image": image or self.rng.choice(self.images), "env": env}
-        etl(self.server, "PUT", name="moving-etl", obj_timeout="500ms", runtime=runtime)
+        etl(self.server, "PUT", name="moving-etl", obj_timeout="250ms", runtime=runtime)
 
     def write(self) -> None:
         put(self.server.endpoint, "b", "a.txt", self.rng.choice(self.texts))
@@ -347,22 +348,39 @@ class Disturber:
         new = self.mode.with_name("new")  # a shell reads its script while it runs it
         new.write_text(f"echo $$ >{self.pid}\n{text}\n")
         new.replace(self.mode)
+        self.write()  # the mount need not ask at once how an ETL is defined
 
     def kill(self) -> None:
         """Kill or stop a transformer from outside."""
-        self.pid.unlink(missing_ok=True)
         self.transform_by(SLOW)
+        self.pid.unlink(missing_ok=True)
         self.read()
         if eventually(lambda: self.pid.exists() and self.pid.read_text(), 1):
             with suppress(ProcessLookupError):
                 how = self.rng.choice([signal.SIGKILL, signal.SIGSTOP])
                 os.kill(int(self.pid.read_text()), how)
+                self.killed += 1
 
 
 def test_reads_while_everything_changes(
     transformed: Any, mountpoint: Path, server: RunningServer, mode: Path
 ) -> None:
     """Whatever happens to sources and transformers: a reader gets a result, whole, or an error."""
+    read_disturbed(40, transformed, mountpoint, server, mode)
+
+
+@pytest.mark.timeout(600)
+def test_two_hundred_reads_while_everything_changes(
+    transformed: Any, mountpoint: Path, server: RunningServer, mode: Path
+) -> None:
+    """The same, for longer."""
+    read_disturbed(200, transformed, mountpoint, server, mode)
+
+
+def read_disturbed(
+    count: int, transformed: Any, mountpoint: Path, server: RunningServer, mode: Path
+) -> None:
+    """Read a file so many times, changing its source and its transformer before and meanwhile."""
     happened, reading = Counter[str](), list[Future[int | None]]()
     options = ("--etl", "moving-etl", "--attr-ttl", "0", "--list-ttl", "0", "--io-timeout", "5")
     said = [*FAILED, "changed", "changes while", "content now", "anew", "again"]
@@ -372,8 +390,8 @@ def test_reads_while_everything_changes(
             reading.append(thread.submit(refused, mountpoint / "a.txt", disturber.good))
 
         disturber = Disturber(server, mode, read)
-        with transformed(*options, log=said, deadline=300.0):
-            for _ in range(200):
+        with transformed(*options, log=said, deadline=500.0):
+            for _ in range(count):
                 disturber.rng.choice(disturber.first)()
                 read()
                 disturber.rng.choice(disturber.second)()
@@ -382,7 +400,9 @@ def test_reads_while_everything_changes(
                     result = reading.pop().result()
                     assert result in (None, errno.EIO, errno.ESTALE)
                     happened["error" if result else "content"] += 1
-            assert min(happened["error"], happened["content"]) > 5, happened
+            assert min(happened["error"], happened["content"]) > count // 20, happened
+            assert disturber.killed
+            assert server.requests()["transform"] > count
             disturber.define("upper-etl")
             disturber.write()
             assert refused(mountpoint / "a.txt", disturber.good) is None
