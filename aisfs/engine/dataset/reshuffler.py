@@ -15,7 +15,7 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.listing import Form
 from aisfs.core.policy.shard_readers import ReadAhead
 from aisfs.core.views.join import Column, join_samples
-from aisfs.core.views.shuffle_order import (
+from aisfs.core.views.sample_lists import (
     SampleList,
     SeparateSamples,
     ShardSamples,
