@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,9 @@ from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX
 from aisfs.core.names.sources import DatasetSource
 from aisfs.core.names.urls import url_of
 from aisfs.core.views.sample_lists import ShardSamples
-from aisfs.core.views.samples import SPLITS, split_name
+from aisfs.core.views.samples import SPAN_MAX, SPLITS, split_name
 from aisfs.engine.dataset.shard_set import find_shards as find_in
+from aisfs.engine.parts import Data
 from aisfs.errors import Stale
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shards
@@ -244,20 +245,35 @@ class _Reads:
         return found
 
     async def _read_one(self, at: int, number: int) -> dict[str, Any]:
-        shard, reader = self._shards[at], self._services.reader
+        shard = self._shards[at]
         samples = self._open.find(at)
         if samples is None:
             index = (await self._services.indexer.open(shard.bucket, shard.info)).index
             samples = self._open.keep(at, await trio.to_thread.run_sync(_samples, index))
         sample: dict[str, Any] = {"__url__": shard.url}
-        index = samples.index
-        for row in samples.rows(number):
+        index, rows = samples.index, samples.rows(number)
+        for row, content in zip(rows, await self._contents(shard, index, rows), strict=True):
             key, extension = SPLITS[KeyRule.WDS](index.name(row)) or (b"", b"")
-            member = reader.open_member(shard.bucket, shard.info, index, row, again=False)
-            content = await reader.read_member(member, ByteRange(0, index.size(row)))
             sample["__key__"] = _text(key)
             sample[_text(extension.lower())] = bytes(content)
         return sample
+
+    async def _contents(
+        self, shard: Shard, index: MemberIndex, rows: Sequence[int]
+    ) -> Sequence[Data]:
+        """Return the contents of the members of a sample; those of most samples are one range of the shard."""
+        reader = self._services.reader
+        first = reader.open_member(shard.bucket, shard.info, index, rows[0], again=False)
+        adjacent = rows[-1] - rows[0] == len(rows) - 1
+        if adjacent and index.packing is None and index.all_plain(rows[0], rows[-1] + 1):
+            places = index.places(rows)
+            start, stop = places[0][0], sum(places[-1])
+            if stop - start <= SPAN_MAX and not first.in_order:
+                fetched = self._services.fetcher.start(first.reads.opened, ByteRange(start, stop))
+                data = memoryview(await fetched.wait())
+                return [data[at - start : at - start + size] for at, size in places]
+        members = (replace(first, row=row) for row in rows)
+        return [await reader.read_member(m, ByteRange(0, index.size(m.row))) for m in members]
 
 
 @dataclass(frozen=True, slots=True)
