@@ -20,10 +20,10 @@ A state is a place in the order of all samples, the same in all processes. As ma
 torch is imported only to ask for the rank of a process.
 """
 
+import itertools
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Protocol, runtime_checkable
 from zlib import crc32
 
@@ -125,6 +125,7 @@ class ShardWindowSampler:
         self.pieces = pieces
         self.epoch = 0
         self._shards = _numbers(samples)
+        self._sum = crc32(self._shards.data)
         self.samples = len(self._shards)
         self._next = 0
         """Where in the order the next iteration begins."""
@@ -162,18 +163,18 @@ class ShardWindowSampler:
         return self._share(self.samples)
 
     def __iter__(self) -> Iterator[int]:
-        self.begin()
+        self._begin()
         return self._draw(self._begun)
 
     def _draw(self, begun: int) -> Iterator[int]:
-        self.began()
+        self._start()
         order, world = self.order(), self.num_replicas
         share = self._share(self.samples - begun)
         first = begun + (self.rank - begun) % world
         for start in range(0, share, CHUNK):
             places = np.arange(start, min(start + CHUNK, share)) * world + first
             for drawn, sample in enumerate(order[places % self.samples].tolist(), start + 1):
-                self.reach(begun + drawn * world)
+                self._reach(begun + drawn * world)
                 yield sample
 
     def _share(self, samples: int) -> int:
@@ -182,16 +183,16 @@ class ShardWindowSampler:
 
     # where an iteration is ----------------------------------------------------------------------
 
-    def begin(self) -> int:
+    def _begin(self) -> int:
         """Prepare an iteration; return where it begins. A loader may ask for several and use the last."""
         self._begun = self._place = self._next
         return self._begun
 
-    def began(self) -> None:
+    def _start(self) -> None:
         """Note that an iteration draws: another one after it begins at the start."""
         self._next = 0
 
-    def reach(self, place: int) -> None:
+    def _reach(self, place: int) -> None:
         """Note how far in the order all processes are."""
         self._place = min(place, self.samples)
 
@@ -212,7 +213,7 @@ class ShardWindowSampler:
             "window": self.window,
             "pieces": self.pieces,
             "samples": self.samples,
-            "shards": crc32(self._shards.data),
+            "shards": self._sum,
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -221,7 +222,7 @@ class ShardWindowSampler:
         Raises:
             ValueError: it is of other samples.
         """
-        if (state["samples"], state["shards"]) != (self.samples, crc32(self._shards.data)):
+        if (state["samples"], state["shards"]) != (self.samples, self._sum):
             raise ValueError(
                 f"the state is of {state['samples']} samples in other shards than these {self.samples}"
             )
@@ -255,29 +256,31 @@ class SpreadBatches:
         return -(-self.sampler.samples // (self.batch_size * self.sampler.num_replicas))
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._draw(self.sampler.begin())
+        return self._draw(self.sampler._begin())
 
     def _draw(self, begun: int) -> Iterator[list[int]]:
         sampler = self.sampler
-        sampler.began()
+        sampler._start()
         order, world = sampler.order(), sampler.num_replicas
-        for start, stop in self._steps(begun):
+        stop = begun
+        for step in itertools.count(1):
+            start, stop = stop, self._place(begun, step)
+            if start == stop:
+                return
             first = start + (sampler.rank - start) % world
             places = np.arange(first, max(stop, first + 1), world)
-            sampler.reach(stop)
+            sampler._reach(stop)
             yield order[places % len(order)].tolist()
 
-    def _steps(self, place: int) -> Iterator[tuple[int, int]]:
-        """Yield which part of the order each step takes, from a place on.
+    def _place(self, begun: int, step: int) -> int:
+        """Return where a step begins, of those that are left at a place of the order; the last one ends there, too.
 
-        How many the next one takes depends only on how many are left, so that a restart changes nothing.
+        The first ones take a sample more than the others, so that what is left after any of them is cut in the same way.
         """
-        most = self.batch_size * self.sampler.num_replicas
-        while place < self.sampler.samples:
-            left = self.sampler.samples - place
-            stop = place + -(-left // -(-left // most))
-            yield place, stop
-            place = stop
+        left = self.sampler.samples - begun
+        steps = max(-(-left // (self.batch_size * self.sampler.num_replicas)), 1)
+        least, more = divmod(left, steps)
+        return begun + min(step, steps) * least + min(step, more)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, int]:
         """Return where an epoch is to go on, as of the sampler, which may take it as well.
@@ -288,8 +291,7 @@ class SpreadBatches:
         if consumed is None:
             return self.sampler.state_dict()
         state = self.sampler.state_dict(consumed=0)
-        done = list(islice(self._steps(state["place"]), consumed))
-        return {**state, "place": done[-1][1]} if done else state
+        return {**state, "place": self._place(state["place"], consumed)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on at the place of a state.

@@ -94,14 +94,16 @@ class ShardSamples:
         """How many members and samples are left out, by reason."""
         self._rows, self._ends = array("I"), array("I", [0])
         groups: dict[bytes, dict[bytes, int]] = {}
+        names, whole = index.names(), index.all_plain(0, len(index))
         for part in found:
             last = groups.setdefault(part.key, {})
-            name = index.name(part.row)
-            self.skipped[DUPLICATE] += name in last
+            name = names[part.row]
+            if name in last:
+                self.skipped[DUPLICATE] += 1
             last[name] = part.row
         for last in groups.values():
             rows = sorted(last.values())
-            if any(map(index.truncated, rows)):
+            if not whole and any(map(index.truncated, rows)):
                 self.skipped[CUT_OFF] += 1
             else:
                 self._rows.extend(rows)
