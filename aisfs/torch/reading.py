@@ -5,7 +5,6 @@ Of a shard in a mount, the folder says what its members are, and the inode numbe
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from weakref import finalize
 
 import msgspec
 import trio
+from cachetools import LRUCache
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn
@@ -200,27 +200,18 @@ def _text(name: bytes) -> str:
     return os.fsdecode(name)
 
 
-class _Recent(OrderedDict[int, T]):
-    """What was made for the shards that were used last."""
+class _Recent(LRUCache[int, T]):
+    """What was made for the shards that were used last, by their numbers."""
 
     def __init__(self, most: int, forget: Callable[[int], object] = bool) -> None:
-        super().__init__()
-        self._most = most
+        super().__init__(most)
         self._forget = forget
 
-    def keep(self, at: int, made: T) -> T:
-        """Keep what belongs to a shard, and no more of the one that was used least recently."""
-        self[at] = made
-        while len(self) > self._most:
-            self._forget(self.popitem(last=False)[0])
-        return made
-
-    def find(self, at: int) -> T | None:
-        """Return what was made for a shard."""
-        made = self.get(at)
-        if made is not None:
-            self.move_to_end(at)
-        return made
+    def popitem(self) -> tuple[int, T]:
+        """Remove what was used least recently."""
+        at, made = super().popitem()
+        self._forget(at)
+        return at, made
 
 
 class _Reads:
@@ -246,10 +237,10 @@ class _Reads:
 
     async def _read_one(self, at: int, number: int) -> dict[str, Any]:
         shard = self._shards[at]
-        samples = self._open.find(at)
+        samples = self._open.get(at)
         if samples is None:
             index = (await self._services.indexer.open(shard.bucket, shard.info)).index
-            samples = self._open.keep(at, await trio.to_thread.run_sync(_samples, index))
+            samples = self._open[at] = await trio.to_thread.run_sync(_samples, index)
         sample: dict[str, Any] = {"__url__": shard.url}
         index, rows = samples.index, samples.rows(number)
         for row, content in zip(rows, await self._contents(shard, index, rows), strict=True):
@@ -356,11 +347,11 @@ class SampleReader:
     def _from_mount(self, at: int, number: int) -> dict[str, Any]:
         shard = self._shards[at]
         with self._lock:
-            samples = self._listed.find(at)
+            samples = self._listed.get(at)
             if samples is None:
                 if os.stat(shard.folder).st_ino != shard.inode:
                     raise Stale(f"{shard.url} has changed since the data set was made")
-                samples = self._listed.keep(at, _listed(shard.folder))
+                samples = self._listed[at] = _listed(shard.folder)
         key, parts = samples[number]
         contents = {extension: _read_file(path) for extension, path in parts}
         return {"__url__": shard.url, "__key__": key, **contents}

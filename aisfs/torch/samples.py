@@ -58,7 +58,10 @@ class ShardSamples(Generic[T]):
         Raises:
             AisfsError: there is no such source, or it cannot be read.
             TypeError: there is no such option.
+            ValueError: `open_shards` is below 1.
         """
+        if open_shards < 1:
+            raise ValueError(f"at least one shard is open, not {open_shards}")
         from aisfs.torch import reading
 
         self.transform = transform

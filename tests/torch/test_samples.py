@@ -228,5 +228,7 @@ def test_what_is_not_there_is_an_error(base: Path, tmp_path: Path):
         ShardSamples(tmp_path / "none-{0..3}.tar", cache_dir=tmp_path)
     with pytest.raises(TypeError, match="no such options: chache_dir"):
         ShardSamples(base, chache_dir=tmp_path)
+    with pytest.raises(ValueError, match="at least one shard is open, not 0"):
+        ShardSamples(base, open_shards=0)
     with pytest.raises(ConfigError, match="--cache-size"):
         ShardSamples(base, cache_size="lots")
