@@ -1,6 +1,7 @@
 """For training with PyTorch, with a mount or without; nothing else in the package needs this one.
 
-`sampler` deals out the shuffled samples of an epoch, `samples` is a data set of the samples in shards.
+`sampler` deals out the shuffled samples of an epoch, `samples` is a data set of the samples in shards, `announce` tells a mount
+what a sampler draws.
 
     from aisfs.torch import ShardSamples, ShardWindowSampler
 
@@ -12,7 +13,8 @@
             ...
 """
 
+from aisfs.torch.announce import AnnouncedSampler, announce
 from aisfs.torch.sampler import ShardWindowSampler, SpreadBatches
 from aisfs.torch.samples import ShardSamples
 
-__all__ = ["ShardSamples", "ShardWindowSampler", "SpreadBatches"]
+__all__ = ["AnnouncedSampler", "ShardSamples", "ShardWindowSampler", "SpreadBatches", "announce"]

@@ -22,14 +22,14 @@ torch is imported only to ask for the rank of a process.
 
 import itertools
 import os
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
 
-from aisfs.core.names.inodes import split_member
+from aisfs.core.names.inodes import SLOT_BITS
+from aisfs.order import numbers_of
 from aisfs.torch.order import Numbers, epoch_order
 
 CHUNK = 1 << 14
@@ -158,6 +158,12 @@ class ShardWindowSampler:
             pieces=self.pieces,
         )
 
+    def upcoming(self, epoch: int | None = None) -> Numbers:
+        """Return the samples that this process draws in the next iteration, or in another epoch."""
+        begun = self._next if epoch is None or epoch == self.epoch else 0
+        world = self.num_replicas
+        return self.order(epoch)[begun + (self.rank - begun) % world :: world]
+
     def __len__(self) -> int:
         """Return how many samples this process draws in a whole epoch; after a restart, fewer are left."""
         return self._share(self.samples)
@@ -251,6 +257,10 @@ class SpreadBatches:
         self.sampler = sampler
         self.batch_size = batch_size
 
+    def upcoming(self, epoch: int | None = None) -> Numbers:
+        """Return the samples that this process draws in the next iteration, or in another epoch."""
+        return self.sampler.upcoming(epoch)
+
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch; after a restart, fewer are left."""
         return -(-self.sampler.samples // (self.batch_size * self.sampler.num_replicas))
@@ -319,40 +329,20 @@ def _distributed() -> tuple[int, int]:
 def _numbers(samples: Samples) -> Numbers:
     if isinstance(samples, ShardedDataset):
         return samples.shard_numbers()
-    return np.asarray(_shards_of(_paths(samples)), np.uint32)
+    return _shards_of(paths_of(samples))
 
 
-def _paths(samples: FolderDataset | Sequence[Path | tuple[str, int]]) -> Iterator[str]:
+def paths_of(samples: FolderDataset | Sequence[Path | tuple[str, int]]) -> Iterator[str]:
+    """Return the paths of the files of a data set, in the order of its indices."""
     rows = samples if isinstance(samples, Sequence) else samples.samples
     return (os.fspath(row[0] if isinstance(row, tuple) else row) for row in rows)
 
 
-def _shards_of(paths: Iterator[str]) -> "array[int]":
-    """Return a number for the shard of each file, from 0, without a stat of the files."""
-    folders: dict[str, list[tuple[int, str]]] = {}
-    count = 0
-    for count, path in enumerate(paths, start=1):
-        folder, name = os.path.split(path)
-        folders.setdefault(folder, []).append((count - 1, name))
-    found = array("I", bytes(4 * count))
-    numbers: dict[int, int] = {}
-    for folder, files in folders.items():
-        for at, shard in _shards_in(folder or ".", files):
-            found[at] = numbers.setdefault(shard, len(numbers))
-    return found
-
-
-def _shards_in(folder: str, files: list[tuple[int, str]]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each file of a folder, and what identifies its shard."""
-    inside = split_member(os.stat(folder).st_ino)
-    if inside is not None:  # the folder is inside a shard, with everything in it
-        yield from ((at, inside[0]) for at, _ in files)
-        return
-    with os.scandir(folder) as entries:
-        inodes = {entry.name: entry.inode() for entry in entries}
-    for at, name in files:
-        inode = inodes.get(name)
-        if inode is None:  # a name that exists without being listed, or is missing
-            inode = os.stat(os.path.join(folder, name)).st_ino
-        member = split_member(inode)
-        yield at, inode if member is None else member[0]
+def _shards_of(paths: Iterator[str]) -> Numbers:
+    """Return a number for the shard of each file, from 0 in the order in which they come, without a stat of the files."""
+    files = np.frombuffer(numbers_of(paths), np.uint64)
+    shards = np.where(files >> np.uint64(63), files >> np.uint64(SLOT_BITS), files)
+    _, first, found = np.unique(shards, return_index=True, return_inverse=True)
+    places = np.empty(len(first), np.uint32)
+    places[np.argsort(first)] = np.arange(len(first), dtype=np.uint32)
+    return places[found]
