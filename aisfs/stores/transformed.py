@@ -4,8 +4,8 @@ To everything above, the results are plain objects. Each has the size of the res
 version that says of which source it was made, by what, and which bytes came of it. So an overwritten source, another
 transformer and a result that came out differently the second time are other versions, and no reader gets bytes of two.
 
-Results are made whole, at once, before anything of them is known, and kept as files (`aisfs.stores.results`). Only
-objects that the mount shows are transformed; what says something about them (labels, names of classes, lists of shards)
+Results are made whole, at once, when their size or content is first needed, and kept as files (`aisfs.stores.results`).
+Until then listings name them without a size. Only objects that the mount shows are transformed; what says something about them (labels, names of classes, lists of shards)
 is read as it is. An object that cannot be transformed is listed with a size that means nothing and with the reason
 (`FAILURE`), and reading it fails: with no bytes at all, the kernel would not ask for any and show an empty file.
 """
@@ -34,7 +34,6 @@ from aisfs.errors import (
     AisfsError,
     ConfigError,
     DeadlineExceeded,
-    NotFound,
     Stale,
     TransformBroken,
     TransformFailed,
@@ -42,8 +41,14 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import FAILURE, Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.stores.pipeline import Retrier, all_of
-from aisfs.stores.port import Arrived, FileContent, ObjectStore, ReadOnlyStore, Sink
+from aisfs.stores.pipeline import Retrier
+from aisfs.stores.port import (
+    Arrived,
+    FileContent,
+    ObjectStore,
+    ReadOnlyStore,
+    Sink,
+)
 from aisfs.stores.posix_metadata import is_link, mtime_of
 from aisfs.stores.results import Result, Results
 
@@ -59,9 +64,6 @@ _SECONDS = 600.0
 """How long a transformation may take: as long as a target may be silent in one."""
 _TRIES = 3
 """Of a transformation that breaks off, or whose source changes meanwhile."""
-_UNLISTED_SECONDS = 5.0
-"""How long a directory with unknown sizes is not listed again to look up a single name."""
-_UNLISTED_MOST = 10_000
 _PIECE = 1 << 20
 _SAID = 4096
 """Bytes at the end of what a command says, of which the last line is shown."""
@@ -123,15 +125,19 @@ class TransformedStore(ReadOnlyStore):
         self._retrier = Retrier(deadline=deadline, on_retry=metrics.store_retries.inc)
         self._metrics = metrics
         self._limiter = trio.CapacityLimiter(transformer.at_once)
+        metrics.before_text.append(self._count)
         self._running: dict[bytes, _Running] = {}
         self._failures: TTLCache[bytes, str] = TTLCache(
             _FAILED_MOST, _FAILED_SECONDS, trio.current_time
         )
-        self._unlisted: TTLCache[tuple[Bucket, str], None] = TTLCache(
-            _UNLISTED_MOST, _UNLISTED_SECONDS, trio.current_time
-        )
         self._unnamed = os.urandom(8).hex()
         """In place of a version that the source does not have: its results are of use to this mount only."""
+
+    def _count(self) -> None:
+        wanted = self._limiter.statistics()
+        gauge = self._metrics.running_transformations
+        gauge.labels("running").set(wanted.borrowed_tokens)
+        gauge.labels("waiting").set(wanted.tasks_waiting)
 
     # Names ---------------------------------------------------------------------------------------
 
@@ -146,36 +152,28 @@ class TransformedStore(ReadOnlyStore):
         return await self._inner.first_keys(bucket, prefix, most, sure=sure)
 
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
-        """See `ObjectStore`; objects whose size is not known yet are transformed first."""
-        page = await self._inner.list_page(bucket, prefix, token=token)
-        known = await self._known(bucket, page.objects)
-
-        async def describe(info: ObjectInfo) -> None:
-            with suppress(NotFound):  # gone since it was listed
-                known[info.key] = await self._described(bucket, info)
-
-        unknown = (info for info in page.objects if info.key not in known)
-        await all_of((partial(describe, info) for info in unknown), self._transformer.at_once)
-        self._unlisted.pop((bucket, prefix), None)
-        return replace(page, objects=[known[i.key] for i in page.objects if i.key in known])
+        """See `ObjectStore`; transforms nothing."""
+        return await self._shown(bucket, await self._inner.list_page(bucket, prefix, token=token))
 
     async def peek_page(self, bucket: Bucket, prefix: str) -> Page:
-        """See `ObjectStore`; where sizes are not known, only names that are asked for are worth a transformation."""
-        incomplete = Page([], [], "", complete=False)
-        if (bucket, prefix) in self._unlisted:
-            return incomplete
-        page = await self._inner.peek_page(bucket, prefix)
-        known = await self._known(bucket, page.objects)
-        if len(known) < len(page.objects):
-            self._unlisted[bucket, prefix] = None
-            return incomplete
-        return replace(page, objects=[known[info.key] for info in page.objects])
+        """See `ObjectStore`; transforms nothing."""
+        return await self._shown(bucket, await self._inner.peek_page(bucket, prefix))
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
-        """See `ObjectStore`."""
+        """See `ObjectStore`; transforms nothing."""
         info = await self._inner.head(bucket, key, latest=latest)
-        known = await self._known(bucket, [info])
-        return known.get(key) or await self._described(bucket, info)
+        return (await self._known(bucket, [info])).get(key, info.unsized)
+
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """See `ObjectStore`; transforms what is not known."""
+        if info.is_sized:
+            return info
+        known = await self._known(bucket, [info.source])
+        return known.get(info.key) or await self._described(bucket, info.source)
+
+    async def _shown(self, bucket: Bucket, page: Page) -> Page:
+        known = await self._known(bucket, page.objects)
+        return replace(page, objects=[known.get(i.key) or i.unsized for i in page.objects])
 
     def _is_plain(self, info: ObjectInfo) -> bool:
         return is_link(info) or not self._wanted(info.key)

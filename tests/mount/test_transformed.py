@@ -1,6 +1,7 @@
 """Mounts of transformed objects: ETLs of the embedded server, which sets all traps, and local commands."""
 
 import errno
+import json
 import os
 import random
 from collections.abc import Collection, Iterator, Sequence
@@ -124,6 +125,89 @@ def test_a_command_for_any_source(
     with transformed("--transform", "python:gzip:compress", "--include", "a*"):
         assert (mountpoint / "a.txt").read_bytes()[:2] == b"\x1f\x8b"
         assert sorted(os.listdir(mountpoint)) == ["a.txt", "d"]
+
+
+def transformations(server: RunningServer) -> int:
+    return server.requests().get("transform", 0)
+
+
+@pytest.mark.parametrize("more", [[], ["--list-ttl", "0"]], ids=["believed", "listed-each-time"])
+def test_names_cost_no_transformation(
+    transformed: Any, mountpoint: Path, server: RunningServer, more: list[str]
+) -> None:
+    for number in range(60):
+        put(server.endpoint, "b", f"many/{number:02}", b"text")
+    with transformed("--etl", "twice-etl", *more):
+        assert sorted(os.listdir(mountpoint)) == ["a.txt", "big.txt", "d", "empty.txt", "many"]
+        with os.scandir(mountpoint) as entries:
+            found = {entry.name: (entry.is_dir(), entry.inode() > 0) for entry in entries}
+        assert found["a.txt"] == (False, True)
+        assert found["d"] == (True, True)
+        assert sum(len(files) for _, _, files in os.walk(mountpoint)) == 64
+        assert not (mountpoint / "many/no").exists()
+        assert transformations(server) == 0
+        assert (mountpoint / "many/30").stat().st_size == 8
+        assert transformations(server) == 1
+        # Attributes of what is known come with the names from now on, and not those of others.
+        listed = {each.name: each.stat().st_size for each in os.scandir(mountpoint)}
+        assert (listed["a.txt"], listed["big.txt"]) == (11, 350_000)
+        status = aisfs("status", "--json", mountpoint).stdout.decode()
+        assert json.loads(status)["transformations"]["done"] == transformations(server)
+
+
+def test_without_the_fast_path_a_listing_has_all_attributes(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    with transformed("--etl", "twice-etl", "--no-fastpath"):
+        assert sorted(os.listdir(mountpoint)) == ["a.txt", "big.txt", "d", "empty.txt"]
+        assert (mountpoint / "a.txt").stat().st_size == 11
+        assert transformations(server) == 3
+
+
+def test_what_is_looked_up_next_is_transformed_ahead(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    for number in range(60):
+        put(server.endpoint, "b", f"many/{number:02}", b"text")
+    with transformed("--etl", "twice-etl", source="ais://b/many/"):
+        for name in ("50", "20", "40"):  # in no order
+            assert (mountpoint / name).stat().st_size == 8
+        assert transformations(server) == 3
+        for name in ("00", "01"):
+            assert (mountpoint / name).stat().st_size == 8
+        assert eventually(lambda: transformations(server) == 5 + 16)
+        assert {each.stat().st_size for each in mountpoint.iterdir()} == {8}
+        assert transformations(server) == 60
+
+
+@pytest.mark.parametrize("source", ["samples-*.tar", "samples-{00..02}.tar"])
+def test_a_shard_is_transformed_when_it_is_needed(
+    transformed: Any, mountpoint: Path, server: RunningServer, source: str
+) -> None:
+    with transformed("--etl", "tar-etl", source=f"ais://pets/{source}"):
+        assert sorted(os.listdir(mountpoint)) == ["samples-00", "samples-01", "samples-02"]
+        assert transformations(server) == 0
+        assert (mountpoint / "samples-01/s10.jpg").read_bytes() == b"PICTURE"
+        assert transformations(server) == 1
+        assert (mountpoint / "samples-00/s00.jpg").read_bytes() == b"PICTURE"
+        assert transformations(server) == 2
+        assert len(list(mountpoint.glob("*/*.jpg"))) == 9
+        assert transformations(server) == 3
+
+
+def test_names_of_an_etl_that_was_defined_anew(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
+    with transformed("--etl", "moving-etl", "--attr-ttl", "0", "--list-ttl", "0"):
+        assert (mountpoint / "a.txt").stat().st_size == 6
+        etl(server, "DELETE", "/moving-etl")
+        etl(server, "PUT", name="moving-etl", runtime={"image": "twice-etl"})
+        before = transformations(server)
+        assert "a.txt" in os.listdir(mountpoint)
+        assert transformations(server) == before
+        assert eventually(lambda: (mountpoint / "a.txt").stat().st_size == 11)
+        assert (mountpoint / "a.txt").read_bytes() == b"hellohello\n"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ async def reshuffle(
         SourceMissing: there is no sample.
         Stale: one changed meanwhile.
     """
+    await shards.make_all()
     current = shards.current
     sources = [SourceTar(s.bucket, s.info, s.name) for _, s in current]
     for source in sources:
