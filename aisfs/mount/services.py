@@ -131,7 +131,14 @@ async def open_services(plan: SourcePlan, lock: int | None = None) -> AsyncItera
     async def show(found: OpenSource, pipeline: WritableStore) -> WritableStore:
         limit = await trio.to_thread.run_sync(_disk_limit, plan)
         return await transformed(
-            plan, found.source, found.root, found.store, pipeline, limit, metrics
+            plan,
+            found.source,
+            found.root,
+            found.store,
+            pipeline,
+            found.index_bucket,
+            limit,
+            metrics,
         )
 
     shows = show if plan.transform else None

@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -106,6 +106,19 @@ class Results:
                     found[digest] = Result(size, content)
         return found
 
+    def learn(self, rows: Mapping[bytes, tuple[int, bytes]]) -> None:
+        """Remember sizes and checksums that others know, of results that are not known here."""
+        now = time.time()
+        new = ((digest, size, content, now, 0) for digest, (size, content) in rows.items())
+        with self._using():
+            self._db.execute("begin immediate")
+            try:
+                self._db.executemany("insert or ignore into results values (?, ?, ?, ?, ?)", new)
+                self._db.execute("commit")
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+
     def open(self, digest: bytes, content: bytes) -> int | None:
         """Open the file of a result; None if it is gone, or damaged."""
         path = self._path(digest, content)
@@ -115,7 +128,7 @@ class Results:
             return None
         try:
             if (digest, content) not in self._verified:
-                if _checksum(descriptor) != content:
+                if checksum(descriptor) != content:
                     self._drop(digest, path)
                     os.close(descriptor)
                     return None
@@ -150,7 +163,7 @@ class Results:
             raise TransformFailed(
                 f"the result has {size} bytes, and there is room for {self.limit}, half of --cache-size"
             )
-        content = _checksum(file.fileno())
+        content = checksum(file.fileno())
         with self._using():
             self._db.execute("begin immediate")
             try:
@@ -250,7 +263,8 @@ def _weight(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
-def _checksum(descriptor: int) -> bytes:
+def checksum(descriptor: int) -> bytes:
+    """Return what tells the bytes of a file from all others."""
     hasher, at = xxhash.xxh3_128(), 0
     while piece := os.pread(descriptor, _PIECE, at):
         hasher.update(piece)

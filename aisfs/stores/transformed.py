@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,9 +48,10 @@ from aisfs.stores.port import (
     ObjectStore,
     ReadOnlyStore,
     Sink,
+    WritableStore,
 )
 from aisfs.stores.posix_metadata import is_link, mtime_of
-from aisfs.stores.results import Result, Results
+from aisfs.stores.results import Result, Results, checksum
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class TransformedStore(ReadOnlyStore):
 
     def __init__(
         self,
-        inner: ObjectStore,
+        inner: WritableStore,
         transformer: Transformer,
         results: Results,
         *,
@@ -170,6 +171,31 @@ class TransformedStore(ReadOnlyStore):
             return info
         known = await self._known(bucket, [info.source])
         return known.get(info.key) or await self._described(bucket, info.source)
+
+    @property
+    def sources(self) -> WritableStore:
+        """What has the objects as they are."""
+        return self._inner
+
+    async def digest(self, bucket: Bucket, info: ObjectInfo) -> bytes:
+        """Return what stands for the source of an object and for how it is transformed at the moment."""
+        if info.is_sized:
+            return bytes.fromhex(info.version.partition("-")[0])
+        return self._digest(bucket, info.source, await self._transformer.definition())
+
+    async def learn(self, rows: Mapping[bytes, tuple[int, bytes]]) -> None:
+        """Know sizes that somebody else has found out."""
+        await trio.to_thread.run_sync(self._results.learn, rows)
+
+    async def gives_again(self, bucket: Bucket, shown: ObjectInfo) -> bool:
+        """Return whether an object gives the same bytes when it is transformed once more; that result is not kept."""
+        source = await self._inner.head(bucket, shown.key)
+        with self._results.begin() as file:
+            async with self._limiter:
+                await self._transformer.transform(self._inner, bucket, source, file)
+            found = await trio.to_thread.run_sync(checksum, file.fileno())
+        result = result_of(shown)
+        return result is not None and result[1].content == found
 
     async def _shown(self, bucket: Bucket, page: Page) -> Page:
         known = await self._known(bucket, page.objects)
@@ -367,6 +393,14 @@ class _Running:
 def _object(source: ObjectInfo, digest: bytes, result: Result) -> ObjectInfo:
     version = f"{digest.hex()}-{result.content.hex()}"
     return ObjectInfo(source.key, result.size, version, mtime_ns=mtime_of(source))
+
+
+def result_of(info: ObjectInfo) -> tuple[bytes, Result] | None:
+    """Return the digest and the result of an object as transformed; None of what has none, or could not be."""
+    digest, dash, content = info.version.partition("-")
+    if not info.is_sized or not dash or content == _FAILED:
+        return None
+    return bytes.fromhex(digest), Result(info.size, bytes.fromhex(content))
 
 
 def _failed(source: ObjectInfo, digest: bytes, reason: str) -> ObjectInfo:

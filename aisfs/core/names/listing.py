@@ -686,6 +686,10 @@ class IndexPlace:
         """Return the directory that has the indexes of the shards of a directory."""
         return f"{prefix}{INDEX_DIRECTORY}/" if self.root is None else f"{self.root}{prefix}"
 
+    def sizes_key(self, prefix: str, name: str) -> str:
+        """Return the key of the table of sizes that transformations called `name` have below a directory."""
+        return f"{self.root or ''}{prefix}{INDEX_DIRECTORY}/{name}.sizes"
+
 
 def place_in(indexes: Bucket, bucket: Bucket) -> IndexPlace:
     """Return the place of a bucket's indexes in the bucket `indexes`."""
