@@ -295,7 +295,7 @@ class Lister:
         self._made_last[directory] = place
         if before is None or not before < place < before + LOOKED_THROUGH:
             return
-        if len(listing.unsized(before + 1, place)) <= MADE_AHEAD:
+        if place <= before + 1 + MADE_AHEAD or not listing.unsized(before + 1, place):
             following = listing.unsized(place + 1, place + LOOKED_THROUGH)
             for each, listed in following[:MADE_AHEAD]:
                 self._start_making((*directory, each), listing, listed)

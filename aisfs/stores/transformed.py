@@ -51,7 +51,7 @@ from aisfs.stores.port import (
     WritableStore,
 )
 from aisfs.stores.posix_metadata import is_link, mtime_of
-from aisfs.stores.results import Result, Results, checksum
+from aisfs.stores.results import Draft, Result, Results
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Transformer(Protocol):
         ...
 
     async def transform(
-        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
+        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: Draft
     ) -> str:
         """Write what becomes of exactly this version of an object, to the end; return the definition by which.
 
@@ -169,8 +169,8 @@ class TransformedStore(ReadOnlyStore):
         """See `ObjectStore`; transforms what is not known."""
         if info.is_sized:
             return info
-        known = await self._known(bucket, [info.source])
-        return known.get(info.key) or await self._described(bucket, info.source)
+        made, _ = await self._make(bucket, info.source)
+        return made
 
     @property
     def sources(self) -> WritableStore:
@@ -190,10 +190,10 @@ class TransformedStore(ReadOnlyStore):
     async def gives_again(self, bucket: Bucket, shown: ObjectInfo) -> bool:
         """Return whether an object gives the same bytes when it is transformed once more; that result is not kept."""
         source = await self._inner.head(bucket, shown.key)
-        with self._results.begin() as file:
+        with self._results.begin() as draft:
             async with self._limiter:
-                await self._transformer.transform(self._inner, bucket, source, file)
-            found = await trio.to_thread.run_sync(checksum, file.fileno())
+                await self._transformer.transform(self._inner, bucket, source, draft)
+            found = await trio.to_thread.run_sync(draft.checksum)
         result = result_of(shown)
         return result is not None and result[1].content == found
 
@@ -220,13 +220,6 @@ class TransformedStore(ReadOnlyStore):
                 found[info.key] = _failed(info, digest, reason)
         return found
 
-    async def _described(self, bucket: Bucket, source: ObjectInfo) -> ObjectInfo:
-        """Transform an object and describe what came of it."""
-        info, descriptor = await self._make(bucket, source)
-        if descriptor is not None:
-            os.close(descriptor)
-        return info
-
     # Bytes ---------------------------------------------------------------------------------------
 
     async def read_range(
@@ -239,15 +232,24 @@ class TransformedStore(ReadOnlyStore):
     ) -> None:
         """See `ObjectStore`; out of the file that the whole result is in."""
         if self._is_plain(expected):
-            return await self._inner.read_range(bucket, expected, start, buffer, arrived)
+            await self._inner.read_range(bucket, expected, start, buffer, arrived)
+            return
         if not 0 <= start < start + len(buffer) <= expected.size:
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
-        descriptor = await self._open(bucket, expected)
-        try:
-            content = FileContent(descriptor, expected.size, f"the result of {expected.key}")
-            await trio.to_thread.run_sync(content.read_into, start, buffer)
-        finally:
-            os.close(descriptor)
+
+        def read(descriptor: int | None) -> bool:
+            if descriptor is None:
+                return False
+            try:
+                content = FileContent(descriptor, expected.size, f"the result of {expected.key}")
+                content.read_into(start, buffer)
+            finally:
+                os.close(descriptor)
+            return True
+
+        if not await trio.to_thread.run_sync(lambda: read(self._find_file(expected))):
+            descriptor = await self._open(bucket, expected)
+            await trio.to_thread.run_sync(read, descriptor)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """See `ObjectStore`."""
@@ -269,14 +271,11 @@ class TransformedStore(ReadOnlyStore):
 
     async def _open(self, bucket: Bucket, expected: ObjectInfo) -> int:
         """Open the file of exactly this result, which may have to be made again."""
-        digest, _, content = expected.version.partition("-")
-        if content != _FAILED:
-            names = bytes.fromhex(digest), bytes.fromhex(content)
-            found = await trio.to_thread.run_sync(self._results.open, *names)
-            if found is not None:
-                return found
+        found = await trio.to_thread.run_sync(self._find_file, expected)
+        if found is not None:
+            return found
         source = await self._inner.head(bucket, expected.key)
-        info, descriptor = await self._make(bucket, source)
+        info, descriptor = await self._make(bucket, source, opens=True)
         if descriptor is None:
             raise TransformFailed(info.custom[FAILURE])
         if info.version != expected.version:
@@ -284,10 +283,17 @@ class TransformedStore(ReadOnlyStore):
             raise Stale(f"{bucket}/{expected.key}: its transformation gives another content now")
         return descriptor
 
+    def _find_file(self, expected: ObjectInfo) -> int | None:
+        """Open the file of a result, if it is there. In a thread."""
+        digest, _, content = expected.version.partition("-")
+        if content == _FAILED:
+            return None
+        return self._results.open(bytes.fromhex(digest), bytes.fromhex(content))
+
     # Transformations -----------------------------------------------------------------------------
 
-    async def _make(self, bucket: Bucket, source: ObjectInfo) -> "_Made":
-        """Return an object as transformed; one caller has it made for all.
+    async def _make(self, bucket: Bucket, source: ObjectInfo, *, opens: bool = False) -> "_Made":
+        """Return an object as transformed, and its file if that is to be opened; one caller has it made for all.
 
         Raises:
             Unavailable: nothing can, until the deadline.
@@ -299,13 +305,11 @@ class TransformedStore(ReadOnlyStore):
                 await running.done.wait()
                 if running.failure is not None:
                     raise running.failure
-            if (found := await self._made(source, digest)) is not None:
-                return found
-            if digest in self._running:
                 continue
             running = self._running[digest] = _Running()
             try:
-                return await self._run(bucket, source)
+                found = await self._made(source, digest, opens=opens)
+                return found or await self._run(bucket, source, opens=opens)
             except TransformFailed as error:
                 self._failures[digest] = reason = str(error)
                 self._metrics.failed_transformations.inc()
@@ -322,18 +326,21 @@ class TransformedStore(ReadOnlyStore):
                 running.done.set()
         raise Unavailable(f"{bucket}/{source.key}: changes while it is transformed")
 
-    async def _made(self, source: ObjectInfo, digest: bytes) -> "_Made | None":
+    async def _made(self, source: ObjectInfo, digest: bytes, *, opens: bool) -> "_Made | None":
         """Return what `_make` does if nothing has to be made."""
         if (reason := self._failures.get(digest)) is not None:
             return _failed(source, digest, reason), None
-        known = await trio.to_thread.run_sync(self._results.find, [digest])
-        if digest in known:
-            opened = partial(self._results.open, digest, known[digest].content)
-            if (descriptor := await trio.to_thread.run_sync(opened)) is not None:
-                return _object(source, digest, known[digest]), descriptor
-        return None
 
-    async def _run(self, bucket: Bucket, source: ObjectInfo) -> "_Made":
+        def find() -> _Made | None:
+            result = self._results.find([digest]).get(digest)
+            descriptor = self._results.open(digest, result.content) if result and opens else None
+            if result is None or (opens and descriptor is None):
+                return None
+            return _object(source, digest, result), descriptor
+
+        return await trio.to_thread.run_sync(find)
+
+    async def _run(self, bucket: Bucket, source: ObjectInfo, *, opens: bool) -> "_Made":
         """Transform an object, again if that breaks off, and keep the result."""
         subject = f"{bucket}/{source.key}"
         broken = 0
@@ -341,13 +348,12 @@ class TransformedStore(ReadOnlyStore):
         async def attempt() -> _Made:
             nonlocal broken
             try:
-                with self._results.begin() as file, trio.fail_after(_SECONDS):
+                with self._results.begin() as draft, trio.fail_after(_SECONDS):
                     run = self._transformer.transform
-                    definition = await run(self._inner, bucket, source, file)
+                    definition = await run(self._inner, bucket, source, draft)
                     digest = self._digest(bucket, source, definition)
-                    result, descriptor = await trio.to_thread.run_sync(
-                        self._results.keep, digest, file
-                    )
+                    keep = partial(self._results.keep, digest, draft, opens=opens)
+                    result, descriptor = await trio.to_thread.run_sync(keep)
                     return _object(source, digest, result), descriptor
             except trio.TooSlowError:
                 text = f"{subject}: not transformed within {_SECONDS:.0f} s"
@@ -378,7 +384,7 @@ class TransformedStore(ReadOnlyStore):
 
 
 _Made = tuple[ObjectInfo, int | None]
-"""An object as transformed, and its open file; none if it has no content."""
+"""An object as transformed, and its open file; none if it has no content, or was not to be opened."""
 
 
 class _Running:
@@ -475,7 +481,7 @@ class CommandTransformer:
         return await trio.to_thread.run_sync(lambda: self._command.definition)
 
     async def transform(
-        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
+        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: Draft
     ) -> str:
         """See `Transformer`. Source and result are files, so no end waits for the other, and none holds a request."""
         before = await self.definition()
@@ -487,7 +493,7 @@ class CommandTransformer:
                 await store.stream(bucket, source, lambda piece: _write(content, piece))
             content.flush()
             os.lseek(content.fileno(), 0, os.SEEK_SET)
-            code = await self._run(content, out, said)
+            code = await self._run(content, out.file, said)
             if code:
                 said.seek(max(0, os.fstat(said.fileno()).st_size - _SAID))
                 lines = said.read().decode(errors="replace").split("\n")

@@ -62,7 +62,6 @@ class Upper:
             data = bytearray()
             await store.stream(bucket, source, data.extend)
             out.write(self.change(bytes(data)))
-            out.flush()
             return self.text
         finally:
             self._now -= 1
