@@ -211,8 +211,12 @@ class TransformedStore(ReadOnlyStore):
         if not rest:
             return found
         definition = await self._transformer.definition()
-        digests = [self._digest(bucket, info, definition) for info in rest]
-        known = await trio.to_thread.run_sync(self._results.find, digests)
+
+        def look() -> tuple[list[bytes], dict[bytes, Result]]:  # both take long for many
+            digests = [self._digest(bucket, info, definition) for info in rest]
+            return digests, self._results.find(digests)
+
+        digests, known = await trio.to_thread.run_sync(look)
         for info, digest in zip(rest, digests, strict=True):
             if (result := known.get(digest)) is not None:
                 found[info.key] = _object(info, digest, result)
