@@ -156,6 +156,29 @@ def test_names_cost_no_transformation(
         assert json.loads(status)["transformations"]["done"] == transformations(server)
 
 
+def test_status_tells_what_is_being_transformed(
+    transformed: Any, mountpoint: Path, server: RunningServer, mode: Path, tmp_path: Path
+) -> None:
+    mode.write_text(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; cat")
+
+    def status() -> dict[str, int]:
+        said = json.loads(aisfs("status", "--json", mountpoint).stdout)
+        found: dict[str, int] = said.get("transformations", {})
+        return found
+
+    with transformed("--etl", "mode-etl"), ThreadPoolExecutor(2) as readers:
+        try:
+            sizes = [
+                readers.submit(lambda key=key: (mountpoint / key).stat().st_size)
+                for key in ("a.txt", "d/b.txt")
+            ]
+            assert eventually(lambda: status().get("running") == 2)
+        finally:
+            (tmp_path / "go").touch()
+        assert [size.result() for size in sizes] == [6, 6]
+        assert eventually(lambda: (status()["done"], status().get("running", 0)) == (2, 0))
+
+
 def test_without_the_fast_path_a_listing_has_all_attributes(
     transformed: Any, mountpoint: Path, server: RunningServer
 ) -> None:
