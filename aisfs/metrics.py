@@ -195,6 +195,11 @@ class Metrics:
             "aisfs_transformations",
             "Objects that were transformed, by --etl or --transform.",
         )
+        self.running_transformations = self._gauge(
+            "aisfs_running_transformations",
+            "Objects that are being transformed, and those that wait for that.",
+            ["state"],
+        )
         self.failed_transformations = self._counter(
             "aisfs_failed_transformations",
             "Objects that could not be transformed; what was tried again and succeeded is not counted.",

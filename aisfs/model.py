@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 import xxhash
 from crc32c import CRC32CHash
+from msgspec import structs
 
 # Checksums of whole objects are texts `<type>:<hex>`, with AIStore's names for the types.
 
@@ -196,7 +197,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     key: str
     size: int
-    """Length in bytes."""
+    """Length in bytes; negative while it is not known, see `unsized`."""
     version: str = ""
     """AIStore's version; empty when the bucket keeps none."""
     checksum: str = ""
@@ -222,6 +223,25 @@ class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def __hash__(self) -> int:
         return hash((self.key, self.size, self.version, self.checksum, self.mtime_ns))
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the size is known."""
+        return self.size >= 0
+
+    @property
+    def unsized(self) -> "ObjectInfo":
+        """This, of something that is made of these bytes when it is wanted, and whose size nobody knows before.
+
+        No such value can be taken for a size. `ObjectStore.sized` returns what has one.
+        """
+        return structs.replace(self, size=~self.size)
+
+    @property
+    def source(self) -> "ObjectInfo":
+        """What `unsized` was called of."""
+        assert not self.is_sized, "it is none that was"
+        return structs.replace(self, size=~self.size)
 
     def same_content(self, other: "ObjectInfo") -> bool:
         """Return whether both describe the same bytes, comparing only what both of them know."""

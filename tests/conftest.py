@@ -48,6 +48,7 @@ LATER = (
     "tests/server/test_paging.py",
     "tests/server/test_refusals.py",
     "tests/server/test_targets.py",
+    "tests/torch/test_resume.py::test_a_trainer_is_killed",
     "tests/torture",
 )
 """What `make test-all` adds: folders, files and tests. Tests of the embedded server and of the tools of this

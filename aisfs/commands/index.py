@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -33,6 +34,17 @@ if TYPE_CHECKING:
 
 _SERVER_OPTIONS = ("endpoint", "files_from", "include", "exclude")
 _MOVE_OPTIONS = ("index_bucket", "io_timeout", *_SERVER_OPTIONS)
+_ETL_OPTIONS = (
+    "etl",
+    "etl_args",
+    "index_bucket",
+    "cache_dir",
+    "cache_size",
+    "io_timeout",
+    *_SERVER_OPTIONS,
+)
+_ETL_JOBS = 8
+"""Objects transformed at once, as by a mount."""
 _MOST_LINES = 20
 """Lines about single shards, unless --check asks for all of them."""
 
@@ -76,6 +88,12 @@ _MOST_LINES = 20
 @own_option("--force", "Also build and publish what is current.")
 @own_option("--dry-run", "Only print what would be published and written, and why.")
 @jobs_option("Shards indexed at once; each is several requests.")
+@setting(
+    "etl",
+    "Publish the sizes of what these ETLs of AIStore make of all objects of SOURCE, which transforms them",
+    why="see below",
+)
+@setting("etl_args")
 @settings(*SOURCES, *STORE)
 @setting("index_bucket", why="made if it is missing; `''` publishes beside the shards")
 @setting("ignore_zeros", why="mounts use the index only with the same options")
@@ -103,7 +121,7 @@ def index(
 
     SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
     shards by braces and globs, or a list of them. Shards with a current index are skipped, so after
-    an error just run it again. The exit code is 1 if something was left out or, with --check, is not
+    an error just run it again. With --etl, a bucket or a prefix stands for all objects. The exit code is 1 if something was left out or, with --check, is not
     current, and 9 if a shard is damaged.
     """
     from aisfs.work import publishing
@@ -113,19 +131,18 @@ def index(
     options = taken(IndexOptions, given)
     given = without_unset(given)
     check, dry_run = options.check, options.dry_run
-    others = bool(
-        options.publish
-        or options.publish_to
-        or options.write_idx
-        or options.labels
-        or options.force
-    )
+    builds = bool(options.publish_to or options.write_idx or options.labels or options.force)
+    others = options.publish or builds
     if server:
         _take_only("--server", "--check", _SERVER_OPTIONS, others or move or dry_run, given)
         return _index_on_server(sources, given, jobs, check=check)
     if move:
         _take_only("--move", "--dry-run", _MOVE_OPTIONS, others or check, given)
         return _move(sources, given, jobs, dry_run=dry_run)
+    if given.keys() & {"etl", "etl_args"}:
+        others = builds or dry_run or (check and options.publish)
+        _take_only("--etl", "--check or --publish", _ETL_OPTIONS, others, given)
+        return _publish_sizes(sources, given, jobs, check=check)
     plan = plan_index(sources, options, given)
     with _Bar(Console(stderr=True)) as bar:
         report = run(partial(publishing.index_shards, plan, jobs=jobs, progress=bar))
@@ -197,6 +214,34 @@ def _index_on_server(
     return Exit.OK if coverage.complete else Exit.FAILURE
 
 
+def _publish_sizes(
+    sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, check: bool
+) -> int:
+    """Publish the sizes of what ETLs make, or print which are not published."""
+    from aisfs.work.etl_sizes import publish_sizes
+
+    if not settings.get("etl"):
+        raise click.UsageError("--etl-args needs --etl")
+    if click.get_current_context().get_parameter_source("jobs") is ParameterSource.DEFAULT:
+        jobs = _ETL_JOBS
+    with _Bar(Console(stderr=True), "objects") as bar:
+        work = partial(publish_sizes, sources, settings, check=check, jobs=jobs, progress=bar)
+        report = run(work)
+    for name in sorted(report.wanting) if check else ():
+        click.echo(_line(name))
+    for _, reason in sorted(report.failures.items()):
+        click.echo(f"aisfs: {escaped(reason)}", err=True)
+    found = counted(report.objects, "object")
+    if check:
+        are = "is" if report.current == 1 else "are"
+        now = f"{counted(report.current, 'size')} {are} current"
+        click.echo(f"{found}: {now}, {len(report.wanting)} are not")
+        return Exit.FAILURE if report.wanting else Exit.OK
+    done = f"{counted(report.published, 'size')} published, {report.current} were current"
+    click.echo(f"{found}: {done}")
+    return Exit.FAILURE if report.failures else Exit.OK
+
+
 def _move(
     sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, dry_run: bool
 ) -> int:
@@ -223,7 +268,7 @@ def _line(text: str) -> str:
 class _Bar(Progress):
     """A progress bar on a terminal, nothing elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, what: str = "shards") -> None:
         columns = (
             BarColumn(),
             TextColumn("{task.fields[count]}"),
@@ -231,16 +276,17 @@ class _Bar(Progress):
             TimeRemainingColumn(),
         )
         super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._what = what
         self._shards = self._done = 0
         self._task = self.add_task("", total=None, count="")
 
     def found(self, shards: int, size: int) -> None:
         self._shards = shards
-        self.update(self._task, total=size, count=f"0/{shards} shards")
+        self.update(self._task, total=size, count=f"0/{shards} {self._what}")
 
     def done(self, size: int) -> None:
         self._done += 1
-        count = f"{self._done}/{self._shards} shards"
+        count = f"{self._done}/{self._shards} {self._what}"
         self.update(self._task, advance=size, count=count)
 
 

@@ -14,11 +14,19 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import trio
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from aisfs import errors
 from aisfs.cache.files import ListingCache
-from aisfs.cache.names import WOULD_WAIT, Dated, DirectoryId, MetadataCache, SingleFlight, WouldWait
+from aisfs.cache.names import (
+    WOULD_WAIT,
+    Dated,
+    DirectoryId,
+    MetadataCache,
+    NameId,
+    SingleFlight,
+    WouldWait,
+)
 from aisfs.core.names.listing import (
     Listed,
     Listing,
@@ -39,7 +47,7 @@ from aisfs.errors import (
     ProtocolError,
 )
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket, Page
+from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.stores.port import ObjectStore
 from aisfs.system.threads import any_thread
 
@@ -115,6 +123,15 @@ class _Asked(NamedTuple):
     since: float
 
 
+MADE_AHEAD = 16
+"""Objects that are made ahead of look-ups in order: twice as many as are transformed at once, since some take longer."""
+LOOKED_THROUGH = 1000
+"""Names among which those are looked for that come next: most may be known."""
+
+
+DIRECTORIES_IN_ORDER = 256
+
+
 class Lister:
     """Answers what is in a directory of a bucket, with this mount's own changes."""
 
@@ -161,6 +178,10 @@ class Lister:
         self._single_lookups: TTLCache[DirectoryId, list[bytes]] = TTLCache(
             LARGE_DIRECTORIES_MAX, list_ttl, clock
         )
+        self._made_last: LRUCache[DirectoryId, int] = LRUCache(DIRECTORIES_IN_ORDER)
+        """The place of the name whose size was asked for last."""
+        self._making: set[NameId] = set()
+        """What is made ahead."""
         self._hooks = hooks or Hooks()
         self.overlay = Overlay(
             self._probes, cache, list_ttl=list_ttl, change_ttl=change_ttl, clock=clock
@@ -190,7 +211,7 @@ class Lister:
         return believed.expires if believed is not None else None
 
     async def find(
-        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True
+        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True, sized: bool = True
     ) -> Dated[Listed] | None:
         """Return what `name` stands for in the directory `prefix`, None when it is missing.
 
@@ -199,15 +220,19 @@ class Lister:
             prefix: The directory.
             name: The name in it.
             hidden: Whether to ask for a name that the listing lacks, if the bucket hides names.
+            sized: Whether the size of an object is needed, for which it may have to be made.
         """
-        known = self.try_find(bucket, prefix, name, hidden=hidden)
+        known = self.try_find(bucket, prefix, name, hidden=hidden, sized=sized)
         if known is not WOULD_WAIT:
             return known
         directory, asked = (bucket, prefix), self.overlay.changes
-        listed = await self._cheap_listing(directory)
+        listed = self.cache.listing(directory) or await self._cheap_listing(directory)
         found = _in_listing(listed, name) if listed is not None else None
         if listed is None or (found is None and hidden and bucket.hides_names):
             found = await self._find_singly(bucket, prefix, name)
+        if found is not None and sized and not _is_sized(found.value):
+            listing = listed.value if listed is not None and name in listed.value else None
+            found = await self._sized(directory, listing, name, found)
         # It may have been changed while the store was asked, whose answer is cached.
         self.overlay.outlast(directory, asked)
         changed = self.overlay.try_find(directory, name)
@@ -215,7 +240,7 @@ class Lister:
 
     @any_thread
     def try_find(
-        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True
+        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True, sized: bool = True
     ) -> Dated[Listed] | WouldWait | None:
         """Return what `name` stands for if that may be believed; see `find`. Does not wait."""
         changed = self.overlay.try_find((bucket, prefix), name)
@@ -226,12 +251,68 @@ class Lister:
         listed = self.cache.listing((bucket, prefix))
         if listed is not None:
             in_listing = _in_listing(listed, name)
+            if in_listing is not None and sized and not _is_sized(in_listing.value):
+                return WOULD_WAIT
             if in_listing is not None or not (hidden and bucket.hides_names):
                 return in_listing
         found = self.cache.found((bucket, prefix, name))
         if found is not None:
-            return found
+            return WOULD_WAIT if sized and not _is_sized(found.value) else found
         return None if self.cache.is_missing((bucket, prefix, name)) else WOULD_WAIT
+
+    async def _sized(
+        self, directory: DirectoryId, listing: Listing | None, name: bytes, found: Dated[Listed]
+    ) -> Dated[Listed] | None:
+        """Return what was found of an object without a size with its size; None if it is gone.
+
+        Where names are asked for in the order of the listing, those that come next are made meanwhile.
+        """
+        if listing is not None:
+            self._make_ahead(directory, listing, name)
+        info = await self._make(directory, listing, name, found.value)
+        return Dated(info, found.expires) if info is not None else None
+
+    async def _make(
+        self, directory: DirectoryId, listing: Listing | None, name: bytes, listed: Listed
+    ) -> ObjectInfo | None:
+        assert listed is not None, "directories have no size"
+        try:
+            info = await self._store.sized(directory[0], listed)
+        except NotFound:
+            self.drop(*directory, name)
+            return None
+        if listing is not None:
+            listing.size_became_known(name, info)
+        else:
+            self.cache.keep_found((*directory, name), info)
+        return info
+
+    def _make_ahead(self, directory: DirectoryId, listing: Listing, name: bytes) -> None:
+        before = self._made_last.get(directory)
+        place = listing.place(name, 0 if before is None else before + 1)
+        if place is None:
+            return
+        self._made_last[directory] = place
+        if before is None or not before < place < before + LOOKED_THROUGH:
+            return
+        if place <= before + 1 + MADE_AHEAD or not listing.unsized(before + 1, place):
+            following = listing.unsized(place + 1, place + LOOKED_THROUGH)
+            for each, listed in following[:MADE_AHEAD]:
+                self._start_making((*directory, each), listing, listed)
+
+    def _start_making(self, place: NameId, listing: Listing, listed: ObjectInfo) -> None:
+        if place in self._making:
+            return
+        self._making.add(place)
+
+        async def make() -> None:
+            try:
+                with suppress(AisfsError):  # a lookup will run into it too
+                    await self._make((place[0], place[1]), listing, place[2], listed)
+            finally:
+                self._making.discard(place)
+
+        self._nursery.start_soon(make)
 
     async def check_bucket(self, bucket: Bucket) -> float:
         """Return until when the bucket may be believed to exist; asks when it is not listed.
@@ -497,3 +578,7 @@ def _finish(
 def _in_listing(listed: Dated[Listing], name: bytes) -> Dated[Listed] | None:
     listing = listed.value
     return Dated(listing[name], listed.expires) if name in listing else None
+
+
+def _is_sized(listed: Listed) -> bool:
+    return listed is None or listed.is_sized

@@ -176,6 +176,12 @@ class FileSystem:
         found = await self.tree.find(node, parent, name)
         return self.inodes.counted(found) if found is not None else None
 
+    async def find_sized(self, name: bytes, node: Node) -> tuple[Entry, Node] | None:
+        """Return the entry of a name that was listed without attributes, which is not counted; None if it is gone."""
+        assert isinstance(node, ObjectNode | ShardNode), "others have attributes"
+        found = await self.tree.find(self.inodes.node(node.parent), node.parent, name)
+        return (self.inodes.entry(found), found.node) if found is not None else None
+
     async def _by_number(self, ino: int, name: bytes) -> Entry:
         """Return the entry of an inode itself, or of the directory that it is in.
 

@@ -725,6 +725,8 @@ class Inodes:
     def entry(self, found: Found) -> Entry:
         """Make the entry of something found, without counting it."""
         node = found.node
+        if isinstance(node, ObjectNode | ShardNode) and not node.info.is_sized:
+            return self._bare(found.name, node)
         if isinstance(node, ObjectNode):
             file = self.current(node) if self._by_ino else None
             if file is None:
@@ -742,6 +744,12 @@ class Inodes:
         return Entry(
             found.name, attr, min(max(found.expires - self._clock(), 0.0), LONGEST_TIMEOUT)
         )
+
+    def _bare(self, name: bytes, node: ObjectNode | ShardNode) -> Entry:
+        if isinstance(node, ShardNode):
+            ino = directory_number(self.number(node), 0)
+            return Entry(name, self._make.directory(ino), 0.0, bare=True)
+        return Entry(name, self._make.file(self.number(node), 0, 0), 0.0, bare=True)
 
     def try_entry(self, found: Found) -> Entry | None:
         """Make an entry in the fast path; None for written files, which are the trio thread's."""

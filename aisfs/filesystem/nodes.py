@@ -210,6 +210,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     attr: Attr
     entry_timeout: float
     """Seconds the kernel may keep the name."""
+    bare: bool = False
+    """Whether the attributes are not known: the kernel gets the name, a number and the type, and looks it up."""
 
 
 class FileRun(NamedTuple):

@@ -447,22 +447,23 @@ def _has_members(info: ObjectInfo) -> bool:
 class DatasetTree:
     """Shards as folders, in the order in which the sources name them."""
 
-    def __init__(self, shards: ShardSet, find_again: FindShards) -> None:
-        """Show `shards`; `find_again` returns what the sources name now."""
+    def __init__(self, shards: ShardSet, find_again: FindShards, nursery: trio.Nursery) -> None:
+        """Show `shards`; `find_again` returns what the sources name now. `nursery` runs what is done ahead."""
         self._shards = shards
+        self._nursery = nursery
         self._find_again = find_again
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look up the folder of a shard."""
         await self._shards.settle()
-        return self._find(ino, name)
+        shard = await self._shards.find_sized(name, self._nursery)
+        return _found(shard, ino) if shard is not None else None
 
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look up the folder of a shard, unless one of them has to be asked for."""
-        return self._find(ino, name) if self._shards.settled else WOULD_WAIT
-
-    def _find(self, ino: int, name: bytes) -> Found | None:
         shard = self._shards.find(name)
+        if not self._shards.settled or (shard is not None and not shard.info.is_sized):
+            return WOULD_WAIT
         return _found(shard, ino) if shard is not None else None
 
     async def children(self, node: Node, ino: int) -> Children:

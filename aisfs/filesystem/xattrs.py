@@ -42,7 +42,7 @@ REFRESH = b"user.aisfs.refresh"
 FLUSH = b"user.aisfs.flush"
 """Of the root: asked for, it has everything uploaded that waits, and says as JSON what came of it. Not listed."""
 PLAN = b"user.aisfs.plan"
-"""Of the root: what is known of the order in which files will be read; with words behind it, see `Plans.control`. Not listed."""
+"""Of anything in the mount: the plans; with words behind it, see `Plans.control`. Not listed."""
 KEPT = b"user.aisfs.kept"
 """Not listed: a copy of all attributes must not wait for the disk."""
 
@@ -88,7 +88,7 @@ class Xattrs:
         plans = asked == "plan" and name.startswith(PLAN)
         if (plans or name in (REFRESH, FLUSH, UPGRADE)) and user not in (0, os.geteuid()):
             raise NotPermitted(f"only root and the user who mounted may {asked}")
-        if plans and ino == ROOT and self._plans is not None:
+        if plans and self._plans is not None:
             return await self._plans.control(words, pid)
         if ino == ROOT and name in self._reports:
             return await self._reports[name]()

@@ -361,6 +361,30 @@ def direntplus(attr: Attr, name: bytes, offset: int, entry_timeout: float) -> by
     return fixed + name + bytes(-length % DIRENT_ALIGNMENT)
 
 
+def bare_entry(attr: Attr, name: bytes, offset: int) -> bytes:
+    """Pack one entry without attributes: the kernel looks it up when it needs them. It counts no lookup."""
+    length = len(name)
+    fixed = DIRENTPLUS.pack(*[0] * 22, attr.ino, offset, length, attr.mode >> 12)
+    return fixed + name + bytes(-length % DIRENT_ALIGNMENT)
+
+
+def strip_bare(message: memoryview) -> None:
+    """Take the attributes out of the entries of a reply to READDIRPLUS that are `BARE`."""
+    at = REPLY.size
+    while at < len(message):
+        length = _NAME_LENGTH.unpack_from(message, at)[0]
+        if _GENERATION.unpack_from(message, at)[0] == BARE:
+            message[at : at + _ATTRIBUTES] = bytes(_ATTRIBUTES)
+        at += DIRENTPLUS.size + length + -length % DIRENT_ALIGNMENT
+
+
+BARE = (1 << 64) - 1
+"""The generation of an entry that is to have no attributes, which pyfuse3 cannot leave out."""
+_GENERATION = Struct("=8xQ")
+_ATTRIBUTES = DIRENTPLUS.size - 24
+"""Bytes before the part of an entry that READDIR gives as well."""
+
+
 def dot_entry(ino: int) -> bytes:
     """Pack the entry of READDIRPLUS for a directory in itself, at offset 1; it counts no lookup."""
     fixed = DIRENTPLUS.pack(*[0] * 22, ino, 1, 1, stat.S_IFDIR >> 12)

@@ -519,6 +519,8 @@ class Dispatcher:
             return
         if request.opcode == Opcode.OPENDIR and not code:
             abi.set_open_flags(message, self._listed_flags)
+        elif request.opcode == Opcode.READDIRPLUS and not code:
+            abi.strip_bare(message)
         self.reply(request.opcode, (message,))
 
 

@@ -172,8 +172,11 @@ def _pack(handle: DirectoryHandle, offset: int, size: int) -> Page | None:
         one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)
         if len(one) > size:
             break
+        if entry.bare:
+            one = abi.bare_entry(entry.attr, entry.name, following)
+        else:
+            counted.append((entry.attr.ino, node, 1))
         packed.append(one)
-        counted.append((entry.attr.ino, node, 1))
         size -= len(one)
         offset = following
     return Page(b"".join(packed), offset, counted, objects)

@@ -45,6 +45,7 @@ from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
 from aisfs.filesystem.writing.create import WRITING
 from aisfs.filesystem.writing.setattr import AttributeChanges, WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
+from aisfs.fuse import abi
 from aisfs.fuse.dispatcher import failure, is_ending
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
 from aisfs.fuse.requests import HandleTable, Opened
@@ -103,6 +104,8 @@ def entry_attributes(entry: Entry) -> pyfuse3.EntryAttributes:
     """Pack what is said of a name."""
     found = attributes(entry.attr)
     found.entry_timeout = entry.entry_timeout
+    if entry.bare:
+        found.generation = abi.BARE
     return found
 
 
@@ -256,11 +259,11 @@ class Operations(pyfuse3.Operations):
         if self.lists_by_inode:
             await self._readdir_by_inode(InodeT(fh), start_id, token)
             return
-        self._give_entries(self.handles.directory(fh), start_id, token)
+        await self._give_entries(self.handles.directory(fh), start_id, token)
 
     async def _readdir_by_inode(self, ino: InodeT, start_id: int, token: ReaddirToken) -> None:
         handle = await self._unless_all_left(self._filesystem.directory(ino, start_id))
-        if not self._give_entries(handle, start_id, token):
+        if not await self._give_entries(handle, start_id, token):
             self._filesystem.snapshots.end(ino)
 
     async def _unless_all_left(self, work: Awaitable[ResultT]) -> ResultT:
@@ -277,17 +280,26 @@ class Operations(pyfuse3.Operations):
         for scope in self._listings:
             scope.cancel()
 
-    def _give_entries(self, handle: DirectoryHandle, start_id: int, token: ReaddirToken) -> bool:
+    async def _give_entries(
+        self, handle: DirectoryHandle, start_id: int, token: ReaddirToken
+    ) -> bool:
         """Pack entries until the buffer is full; returns whether there was any, or `.` in place of none."""
         some = False
         entries = handle.entries(start_id)
         if not start_id and self.lists_by_inode:
             entries = islice(entries, FIRST_ENTRIES)
-        for offset, entry, node in entries:
+        for offset, listed, stands_for in entries:
+            entry, node = listed, stands_for
+            if entry.bare and not self.lists_by_inode:  # nobody leaves the attributes out
+                found = await self._filesystem.find_sized(entry.name, node)
+                if found is None:
+                    continue
+                entry, node = found
             packed = entry_attributes(entry)
             if not pyfuse3.readdir_reply(token, FileNameT(entry.name), packed, offset):
                 return True
-            self._filesystem.inodes.remember(entry.attr.ino, node)
+            if not entry.bare:
+                self._filesystem.inodes.remember(entry.attr.ino, node)
             some = True
         return some or (not start_id and self._write is not None and give_dot(token))
 

@@ -9,12 +9,13 @@ from functools import partial
 import trio
 
 from aisfs.core.names.sources import DatasetSource
-from aisfs.core.views.shuffle_order import epoch_seed
+from aisfs.core.views.sample_lists import epoch_seed
 from aisfs.core.views.shuffled_tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.reshuffler import reshuffle
 from aisfs.engine.dataset.shard_set import (
+    MADE_AT_ONCE,
     NO_CLASSES,
     OpenProgress,
     ShardSet,
@@ -30,6 +31,7 @@ from aisfs.mount.plan import MountPlan
 from aisfs.mount.services import Services
 from aisfs.settings import View
 from aisfs.stores.epochs import epoch_directory
+from aisfs.stores.pipeline import all_of
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ async def _build_one(
         return found
 
     if not view.merged:
-        return Dataset(DatasetTree(shards, find_again), None)
+        return Dataset(DatasetTree(shards, find_again, services.nursery), None)
     classes = NO_CLASSES
     if looks_for_classes:
         classes = await find_classes(shards, services.lister, services.store)
@@ -154,7 +156,14 @@ async def _pack_loose_objects(
         rule=view.rule,
         require=view.require,
     )
-    shards, unused = await trio.to_thread.run_sync(make, found.bucket, found.objects)
+    bucket, objects = found.bucket, found.objects
+
+    async def size(at: int) -> None:
+        objects[at] = await services.store.sized(bucket, objects[at])
+
+    unsized = (at for at, info in enumerate(objects) if not info.is_sized)
+    await all_of((partial(size, at) for at in unsized), MADE_AT_ONCE)
+    shards, unused = await trio.to_thread.run_sync(make, bucket, objects)
     exclusions = found.exclusions + unused
     if not shards:
         raise SourceMissing(f"{source}: {nothing(exclusions)}")

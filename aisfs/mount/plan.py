@@ -271,6 +271,26 @@ def plan_mount(
     )
 
 
+def plan_transformed(words: list[str], settings: Mapping[str, object]) -> SourcePlan:
+    """Return how to make what a mount with `--etl` of these sources shows.
+
+    Raises:
+        ConfigError: a source or an option makes no sense.
+    """
+    view = load(ViewSettings, settings)
+    source = as_served(read_source(words, view, settings), load(ClusterSettings, settings))
+    transform, cache = load(TransformSettings, settings), load(CacheSettings, settings)
+    _check_transform(transform, WriteSettings(), cache, source)
+    return SourcePlan(
+        source=source,
+        cluster=load_cluster(source, settings),
+        tree=load(TreeSettings, settings).changed(published_index=False),
+        cache=cache,
+        keys=EVERY_KEY if isinstance(source, DatasetSource) else _key_filter(view),
+        transform=transform,
+    )
+
+
 def plan_inspection(
     words: Sequence[str], settings: Mapping[str, object]
 ) -> tuple[SourcePlan, str | None]:

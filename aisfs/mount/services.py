@@ -133,7 +133,7 @@ async def open_services(
 
     async def show(found: OpenSource, pipeline: WritableStore) -> WritableStore:
         limit = await trio.to_thread.run_sync(_disk_limit, plan)
-        places = found.source, found.root, found.store, pipeline
+        places = found.source, found.root, found.store, pipeline, found.index_bucket
         return await transformed(plan, *places, limit, metrics, restarted=restarted)
 
     shows = show if plan.transform else None

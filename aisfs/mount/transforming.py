@@ -1,22 +1,26 @@
 """Puts a transformer in front of the store of a mount, as `--etl` or `--transform` asks."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from hashlib import blake2b
 
 import trio
 
-from aisfs.core.names.listing import is_shard
-from aisfs.core.names.sources import DatasetSource, Source
-from aisfs.errors import ConfigError, JobNotFound
+from aisfs.core.index.sizes import BYTES_MOST, Row, decode_sizes
+from aisfs.core.names.listing import IndexPlace, is_shard
+from aisfs.core.names.sources import BucketSource, DatasetSource, Source
+from aisfs.engine.index_sources import IndexBucket
+from aisfs.errors import AisfsError, ConfigError, IndexRefused, JobNotFound, NotFound, Stale
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
+from aisfs.model import Bucket
 from aisfs.mount.plan import SourcePlan, origin_of
-from aisfs.settings import View
+from aisfs.settings import TransformSettings, View
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.etls import EtlTransformer
 from aisfs.stores.epochs import EpochStore
-from aisfs.stores.port import WritableStore
+from aisfs.stores.port import ObjectStore, WritableStore
 from aisfs.stores.results import Results
 from aisfs.stores.transformed import CommandTransformer, TransformedStore, Transformer
 
@@ -31,12 +35,70 @@ def results_limit(plan: SourcePlan, limit: int) -> int:
     return limit // SHARE if plan.transform else 0
 
 
+class SizeTables:
+    """The published tables of the sizes of what some ETLs make, in the bucket of indexes."""
+
+    def __init__(
+        self, store: ObjectStore, own: IndexBucket | None, settings: TransformSettings
+    ) -> None:
+        """Read from `store`: from the bucket of indexes, or beside the objects."""
+        self._store = store
+        self._own = own
+        self._name = settings.etl
+        if settings.etl_args:
+            arguments = settings.etl_args.encode(errors="surrogateescape")
+            self._name += f"-{blake2b(arguments, digest_size=8).hexdigest()}"
+
+    async def place(self, bucket: Bucket) -> IndexPlace:
+        """Return where the tables of a bucket are."""
+        return await self._own.place(bucket) if self._own is not None else IndexPlace(bucket)
+
+    def key(self, place: IndexPlace, directory: str) -> str:
+        """Return the key of the table of a directory."""
+        return place.sizes_key(directory, self._name)
+
+    async def read(self, bucket: Bucket, directory: str) -> dict[bytes, Row]:
+        """Return the table of a directory, empty if there is none; a damaged one is worth a warning."""
+        place = await self.place(bucket)
+        key = self.key(place, directory)
+        try:
+            info = await self._store.head(place.bucket, key)
+            if info.size > BYTES_MOST:
+                raise IndexRefused(f"{info.size} bytes are too many")
+            data = bytearray(info.size)
+            if data:
+                await self._store.read_range(place.bucket, info, 0, memoryview(data))
+            return await trio.to_thread.run_sync(decode_sizes, bytes(data))
+        except IndexRefused as error:
+            log.warning("the sizes in %s/%s are not used: %s", place.bucket, key, error)
+        except (NotFound, Stale):
+            pass
+        return {}
+
+    async def read_above(self, places: Iterable[tuple[Bucket, str]]) -> dict[bytes, Row]:
+        """Return all that is published of directories, or of those above them."""
+        wanted = {
+            (bucket, directory[: at + 1])
+            for bucket, directory in places
+            for at, character in enumerate("/" + directory, -1)
+            if character == "/"
+        }
+        found: dict[bytes, Row] = {}
+        try:
+            for bucket, directory in sorted(wanted):
+                found |= await self.read(bucket, directory)
+        except AisfsError as error:
+            log.warning("published sizes are not used: %s", error)
+        return found
+
+
 async def transformed(
     plan: SourcePlan,
     source: Source,
     root: Node,
     store: WritableStore,
     pipeline: WritableStore,
+    own: IndexBucket | None,
     limit: int,
     metrics: Metrics,
     *,
@@ -50,6 +112,7 @@ async def transformed(
         root: What is mounted.
         store: What has the objects.
         pipeline: The same, with retries.
+        own: Has the published sizes; None where they lie beside the objects.
         limit: Bytes of the disk cache.
         metrics: Count transformations.
         restarted: Whether another daemon has served this mount before, with ETLs that need not run now.
@@ -78,10 +141,29 @@ async def transformed(
         deadline=plan.cluster.io_timeout,
         metrics=metrics,
     )
+    if plan.transform.etl and plan.tree.published_index:
+        await _learn_sizes(plan, source, shown, own)
     if not plan.transform.epochs:
         return shown
     stores = [shown, *map(shown.of_epoch, range(1, plan.transform.epochs))]
     return EpochStore(stores, root.prefix if isinstance(root, DirectoryNode) else "")
+
+
+async def _learn_sizes(
+    plan: SourcePlan, source: Source, shown: TransformedStore, own: IndexBucket | None
+) -> None:
+    """Take over what is published of the results, which is never necessary."""
+    if isinstance(source, BucketSource):
+        places = [(source.bucket, source.prefix)]
+    else:
+        places = source.directories if isinstance(source, DatasetSource) else []
+    rows = await SizeTables(shown.sources, own, plan.transform).read_above(places)
+    if rows:
+        try:
+            await shown.learn(rows)
+            log.info("%d published sizes of results", len(rows))
+        except AisfsError as error:
+            log.warning("published sizes are not used: %s", error)
 
 
 async def _etls(

@@ -109,6 +109,12 @@ class EpochStore(ReadOnlyStore):
         store, inner, directory = self._inner(key)
         return self._shown(await store.head(bucket, inner, latest=latest), directory)
 
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """See `ObjectStore`."""
+        store, inner, directory = self._inner(info.key)
+        made = await store.sized(bucket, structs.replace(info, key=inner))
+        return self._shown(made, directory)
+
     async def read_range(
         self,
         bucket: Bucket,

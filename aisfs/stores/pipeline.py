@@ -370,6 +370,10 @@ class CallPipeline:
     _read_ranges = _call(WritableStore.read_ranges, once=True)
     _begin_upload = _call(WritableStore.begin_upload, once=True)
 
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """See `ObjectStore`."""
+        return await self._inner.sized(bucket, info)
+
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview,
         arrived: Arrived | None = None,

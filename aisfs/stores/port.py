@@ -105,6 +105,14 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """Return an object with its size, which listings and `head` of a store that makes objects may not know.
+
+        Raises:
+            NotFound: it is gone.
+        """
+        ...
+
     async def read_range(
         self,
         bucket: Bucket,
@@ -547,6 +555,10 @@ class PlainStore:
     async def peek_page(self: "_Listed", bucket: Bucket, prefix: str) -> Page:
         """See `ObjectStore`; nothing is ever moved here."""
         return await self.list_page(bucket, prefix)
+
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """See `ObjectStore`; sizes are known here."""
+        return info
 
     async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
         """See `WritableStore`."""

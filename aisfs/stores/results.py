@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -74,7 +74,8 @@ class Results:
         self._taken = 0
         """Bytes of disk of all files, as of `_seen`, a version of the table."""
         self._seen = -1
-        self._verified: set[tuple[bytes, bytes]] = set()
+        self._verified: dict[tuple[bytes, bytes], float] = {}
+        """Files that may be read, and when their last use was noted."""
         try:
             locks.make_directory(self._data)
             try:
@@ -110,6 +111,19 @@ class Results:
                     found[digest] = Result(size, content)
         return found
 
+    def learn(self, rows: Mapping[bytes, tuple[int, bytes]]) -> None:
+        """Remember sizes and checksums that others know, of results that are not known here."""
+        now = time.time()
+        new = ((digest, size, content, now, 0) for digest, (size, content) in rows.items())
+        with self._using():
+            self._db.execute("begin immediate")
+            try:
+                self._db.executemany("insert or ignore into results values (?, ?, ?, ?, ?)", new)
+                self._db.execute("commit")
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+
     def open(self, digest: bytes, content: bytes) -> int | None:
         """Open the file of a result; None if it is gone, or damaged."""
         path = self._path(digest, content)
@@ -118,16 +132,16 @@ class Results:
         except FileNotFoundError:
             return None
         try:
-            if (digest, content) not in self._verified:
-                if _checksum(descriptor) != content:
-                    self._drop(digest, path)
-                    os.close(descriptor)
-                    return None
-                self._verified.add((digest, content))
-            now = time.time()
-            old = "update results set used = ? where digest = ? and used < ?"
-            with self._using():
-                self._db.execute(old, (now, digest, now - _TOUCH_SECONDS))
+            now, noted = time.time(), self._verified.get((digest, content))
+            if noted is None and checksum(descriptor) != content:
+                self._drop(digest, path)
+                os.close(descriptor)
+                return None
+            if noted is None or noted < now - _TOUCH_SECONDS:
+                self._verified[digest, content] = now
+                old = "update results set used = ? where digest = ? and used < ?"
+                with self._using():
+                    self._db.execute(old, (now, digest, now - _TOUCH_SECONDS))
         except BaseException:
             os.close(descriptor)
             raise
@@ -146,41 +160,43 @@ class Results:
             self._db.execute("insert or replace into definitions values (?, ?)", (mount, said))
 
     @contextmanager
-    def begin(self) -> Iterator[BinaryIO]:
-        """Yield a file for a result that is being made; `keep` keeps it."""
-        path = self._data / f"{secrets.token_hex(8)}{_TEMPORARY}"
+    def begin(self) -> Iterator["Draft"]:
+        """Yield a place for a result that is being made; `keep` keeps it."""
+        draft = Draft(self._data / f"{secrets.token_hex(8)}{_TEMPORARY}")
         try:
-            with open(path, "x+b", opener=locks.opener) as file:
-                yield file
+            yield draft
         finally:
-            path.unlink(missing_ok=True)
+            draft.discard()
 
-    def keep(self, digest: bytes, file: BinaryIO) -> tuple[Result, int]:
-        """Keep a file that `begin` gave as the result; return it, and a descriptor of it.
+    def keep(self, digest: bytes, draft: "Draft", *, opens: bool) -> tuple[Result, int | None]:
+        """Keep a draft as the result; return it, and a descriptor of the file if that is to be opened.
 
         Raises:
             TransformFailed: it is larger than all results may be.
         """
-        size = os.fstat(file.fileno()).st_size
+        size = draft.finish()
         if _weight(size) > self.limit:
             raise TransformFailed(
                 f"the result has {size} bytes, and there is room for {self.limit}, half of --cache-size"
             )
-        content = _checksum(file.fileno())
+        content, now = draft.checksum(), time.time()
+        descriptor = os.dup(draft.file.fileno()) if opens else None
         with self._using():
             self._db.execute("begin immediate")
             try:
                 self._make_room(_weight(size), digest)
-                os.replace(file.name, self._path(digest, content))
-                row = (digest, size, content, time.time(), 1)
+                draft.move(self._path(digest, content))
+                row = (digest, size, content, now, 1)
                 self._db.execute("insert or replace into results values (?, ?, ?, ?, ?)", row)
                 self._db.execute("commit")
             except BaseException:
                 self._seen = -1
                 self._db.execute("rollback")
+                if descriptor is not None:
+                    os.close(descriptor)
                 raise
-        self._verified.add((digest, content))
-        return Result(size, content), os.dup(file.fileno())
+        self._verified[digest, content] = now
+        return Result(size, content), descriptor
 
     def _make_room(self, weight: int, digest: bytes) -> None:
         """Remove an earlier file of a digest, and those that were used least recently until another one fits."""
@@ -267,7 +283,68 @@ def _weight(size: int) -> int:
     return -(-size // _BLOCK) * _BLOCK
 
 
-def _checksum(descriptor: int) -> bytes:
+class Draft:
+    """A file that a result is being written to, made when it is first used. Any thread may use it, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Write to this path, of which there is nothing."""
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._hasher = xxhash.xxh3_128()
+        self._written = 0
+        """How many bytes `write` has got: all, unless something else writes to the file."""
+
+    @property
+    def file(self) -> BinaryIO:
+        """The file."""
+        if self._file is None:
+            self._file = open(self._path, "x+b", opener=locks.opener)  # noqa: SIM115 - until `discard`
+        return self._file
+
+    def restart(self) -> None:
+        """Begin again."""
+        self.file.seek(0)
+        self.file.truncate()
+        self._hasher.reset()
+        self._written = 0
+
+    def write(self, piece: memoryview | bytes) -> None:
+        """Add the next bytes."""
+        self.file.write(piece)
+        self._hasher.update(piece)
+        self._written += len(piece)
+
+    def end(self, most: int) -> bytes:
+        """Return the last bytes, `most` at most."""
+        size = self.finish()
+        return os.pread(self.file.fileno(), most, max(0, size - most))
+
+    def finish(self) -> int:
+        """Have all bytes in the file; return how many there are."""
+        self.file.flush()
+        return os.fstat(self.file.fileno()).st_size
+
+    def checksum(self) -> bytes:
+        """Return the checksum of all bytes."""
+        if self.finish() == self._written:
+            return self._hasher.digest()
+        return checksum(self.file.fileno())
+
+    def move(self, path: Path) -> None:
+        """Close the file, and keep it under another name."""
+        self.file.close()
+        os.replace(self._path, path)
+        self._file = None
+
+    def discard(self) -> None:
+        """Remove the file, unless it was kept."""
+        if self._file is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+
+
+def checksum(descriptor: int) -> bytes:
+    """Return what tells the bytes of a file from all others."""
     hasher, at = xxhash.xxh3_128(), 0
     while piece := os.pread(descriptor, _PIECE, at):
         hasher.update(piece)

@@ -4,8 +4,8 @@ To everything above, the results are plain objects. Each has the size of the res
 version that says of which source it was made, by what, and which bytes came of it. So an overwritten source, another
 transformer and a result that came out differently the second time are other versions, and no reader gets bytes of two.
 
-Results are made whole, at once, before anything of them is known, and kept as files (`aisfs.stores.results`). Only
-objects that the mount shows are transformed; what says something about them (labels, names of classes, lists of shards)
+Results are made whole, at once, when their size or content is first needed, and kept as files (`aisfs.stores.results`).
+Until then listings name them without a size. Only objects that the mount shows are transformed; what says something about them (labels, names of classes, lists of shards)
 is read as it is. An object that cannot be transformed is listed with a size that means nothing and with the reason
 (`FAILURE`), and reading it fails: with no bytes at all, the kernel would not ask for any and show an empty file.
 """
@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -36,7 +36,6 @@ from aisfs.errors import (
     AisfsError,
     ConfigError,
     DeadlineExceeded,
-    NotFound,
     Stale,
     TransformBroken,
     TransformFailed,
@@ -44,10 +43,17 @@ from aisfs.errors import (
 )
 from aisfs.metrics import Metrics
 from aisfs.model import FAILURE, Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.stores.pipeline import Retrier, all_of
-from aisfs.stores.port import Arrived, FileContent, ObjectStore, ReadOnlyStore, Sink
+from aisfs.stores.pipeline import Retrier
+from aisfs.stores.port import (
+    Arrived,
+    FileContent,
+    ObjectStore,
+    ReadOnlyStore,
+    Sink,
+    WritableStore,
+)
 from aisfs.stores.posix_metadata import is_link, mtime_of
-from aisfs.stores.results import Result, Results
+from aisfs.stores.results import Draft, Result, Results
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +67,6 @@ _SECONDS = 600.0
 """How long a transformation may take: as long as a target may be silent in one."""
 _TRIES = 3
 """Of a transformation that breaks off, or whose source changes meanwhile."""
-_UNLISTED_SECONDS = 5.0
-"""How long a directory with unknown sizes is not listed again to look up a single name."""
-_UNLISTED_MOST = 10_000
 _PIECE = 1 << 20
 _SAID = 4096
 """Bytes at the end of what a command says, of which the last line is shown."""
@@ -80,7 +83,7 @@ class Transformer(Protocol):
         ...
 
     async def transform(
-        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
+        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: Draft
     ) -> str:
         """Write what becomes of exactly this version of an object, to the end; return the definition by which.
 
@@ -104,7 +107,7 @@ class TransformedStore(ReadOnlyStore):
 
     def __init__(
         self,
-        inner: ObjectStore,
+        inner: WritableStore,
         transformer: Transformer,
         results: Results,
         *,
@@ -129,12 +132,10 @@ class TransformedStore(ReadOnlyStore):
         self._retrier = Retrier(deadline=deadline, on_retry=metrics.store_retries.inc)
         self._metrics = metrics
         self._limiter = trio.CapacityLimiter(transformer.at_once)
+        metrics.before_text.append(self._count)
         self._running: dict[bytes, _Running] = {}
         self._failures: TTLCache[bytes, str] = TTLCache(
             _FAILED_MOST, _FAILED_SECONDS, trio.current_time
-        )
-        self._unlisted: TTLCache[tuple[Bucket, str], None] = TTLCache(
-            _UNLISTED_MOST, _UNLISTED_SECONDS, trio.current_time
         )
         self._unnamed = os.urandom(8).hex()
         """In place of a version that the source does not have: its results are of use to this mount only."""
@@ -144,8 +145,13 @@ class TransformedStore(ReadOnlyStore):
         """Return the same objects with results of their own. Those of epoch 0 are those of this store."""
         other = copy(self)
         other._epoch = epoch
-        other._unlisted = TTLCache(_UNLISTED_MOST, _UNLISTED_SECONDS, trio.current_time)
         return other
+
+    def _count(self) -> None:
+        wanted = self._limiter.statistics()
+        gauge = self._metrics.running_transformations
+        gauge.labels("running").set(wanted.borrowed_tokens)
+        gauge.labels("waiting").set(wanted.tasks_waiting)
 
     # Names ---------------------------------------------------------------------------------------
 
@@ -160,36 +166,53 @@ class TransformedStore(ReadOnlyStore):
         return await self._inner.first_keys(bucket, prefix, most, sure=sure)
 
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
-        """See `ObjectStore`; objects whose size is not known yet are transformed first."""
-        page = await self._inner.list_page(bucket, prefix, token=token)
-        known = await self._known(bucket, page.objects)
-
-        async def describe(info: ObjectInfo) -> None:
-            with suppress(NotFound):  # gone since it was listed
-                known[info.key] = await self._described(bucket, info)
-
-        unknown = (info for info in page.objects if info.key not in known)
-        await all_of((partial(describe, info) for info in unknown), self._transformer.at_once)
-        self._unlisted.pop((bucket, prefix), None)
-        return replace(page, objects=[known[i.key] for i in page.objects if i.key in known])
+        """See `ObjectStore`; transforms nothing."""
+        return await self._shown(bucket, await self._inner.list_page(bucket, prefix, token=token))
 
     async def peek_page(self, bucket: Bucket, prefix: str) -> Page:
-        """See `ObjectStore`; where sizes are not known, only names that are asked for are worth a transformation."""
-        incomplete = Page([], [], "", complete=False)
-        if (bucket, prefix) in self._unlisted:
-            return incomplete
-        page = await self._inner.peek_page(bucket, prefix)
-        known = await self._known(bucket, page.objects)
-        if len(known) < len(page.objects):
-            self._unlisted[bucket, prefix] = None
-            return incomplete
-        return replace(page, objects=[known[info.key] for info in page.objects])
+        """See `ObjectStore`; transforms nothing."""
+        return await self._shown(bucket, await self._inner.peek_page(bucket, prefix))
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
-        """See `ObjectStore`."""
+        """See `ObjectStore`; transforms nothing."""
         info = await self._inner.head(bucket, key, latest=latest)
-        known = await self._known(bucket, [info])
-        return known.get(key) or await self._described(bucket, info)
+        return (await self._known(bucket, [info])).get(key, info.unsized)
+
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """See `ObjectStore`; transforms what is not known."""
+        if info.is_sized:
+            return info
+        made, _ = await self._make(bucket, info.source)
+        return made
+
+    @property
+    def sources(self) -> WritableStore:
+        """What has the objects as they are."""
+        return self._inner
+
+    async def digest(self, bucket: Bucket, info: ObjectInfo) -> bytes:
+        """Return what stands for the source of an object and for how it is transformed at the moment."""
+        if info.is_sized:
+            return bytes.fromhex(info.version.partition("-")[0])
+        return self._digest(bucket, info.source, await self._transformer.definition())
+
+    async def learn(self, rows: Mapping[bytes, tuple[int, bytes]]) -> None:
+        """Know sizes that somebody else has found out."""
+        await trio.to_thread.run_sync(self._results.learn, rows)
+
+    async def gives_again(self, bucket: Bucket, shown: ObjectInfo) -> bool:
+        """Return whether an object gives the same bytes when it is transformed once more; that result is not kept."""
+        source = await self._inner.head(bucket, shown.key)
+        with self._results.begin() as draft:
+            async with self._limiter:
+                await self._transformer.transform(self._inner, bucket, source, draft)
+            found = await trio.to_thread.run_sync(draft.checksum)
+        result = result_of(shown)
+        return result is not None and result[1].content == found
+
+    async def _shown(self, bucket: Bucket, page: Page) -> Page:
+        known = await self._known(bucket, page.objects)
+        return replace(page, objects=[known.get(i.key) or i.unsized for i in page.objects])
 
     def _is_plain(self, info: ObjectInfo) -> bool:
         return is_link(info) or not self._wanted(info.key)
@@ -201,21 +224,18 @@ class TransformedStore(ReadOnlyStore):
         if not rest:
             return found
         definition = await self._transformer.definition()
-        digests = [self._digest(bucket, info, definition) for info in rest]
-        known = await trio.to_thread.run_sync(self._results.find, digests)
+
+        def look() -> tuple[list[bytes], dict[bytes, Result]]:  # both take long for many
+            digests = [self._digest(bucket, info, definition) for info in rest]
+            return digests, self._results.find(digests)
+
+        digests, known = await trio.to_thread.run_sync(look)
         for info, digest in zip(rest, digests, strict=True):
             if (result := known.get(digest)) is not None:
                 found[info.key] = _object(info, digest, result)
             elif (reason := self._failures.get(digest)) is not None:
                 found[info.key] = _failed(info, digest, reason)
         return found
-
-    async def _described(self, bucket: Bucket, source: ObjectInfo) -> ObjectInfo:
-        """Transform an object and describe what came of it."""
-        info, descriptor = await self._make(bucket, source)
-        if descriptor is not None:
-            os.close(descriptor)
-        return info
 
     # Bytes ---------------------------------------------------------------------------------------
 
@@ -229,15 +249,24 @@ class TransformedStore(ReadOnlyStore):
     ) -> None:
         """See `ObjectStore`; out of the file that the whole result is in."""
         if self._is_plain(expected):
-            return await self._inner.read_range(bucket, expected, start, buffer, arrived)
+            await self._inner.read_range(bucket, expected, start, buffer, arrived)
+            return
         if not 0 <= start < start + len(buffer) <= expected.size:
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
-        descriptor = await self._open(bucket, expected)
-        try:
-            content = FileContent(descriptor, expected.size, f"the result of {expected.key}")
-            await trio.to_thread.run_sync(content.read_into, start, buffer)
-        finally:
-            os.close(descriptor)
+
+        def read(descriptor: int | None) -> bool:
+            if descriptor is None:
+                return False
+            try:
+                content = FileContent(descriptor, expected.size, f"the result of {expected.key}")
+                content.read_into(start, buffer)
+            finally:
+                os.close(descriptor)
+            return True
+
+        if not await trio.to_thread.run_sync(lambda: read(self._find_file(expected))):
+            descriptor = await self._open(bucket, expected)
+            await trio.to_thread.run_sync(read, descriptor)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """See `ObjectStore`."""
@@ -260,14 +289,11 @@ class TransformedStore(ReadOnlyStore):
 
     async def _open(self, bucket: Bucket, expected: ObjectInfo) -> int:
         """Open the file of exactly this result, which may have to be made again."""
-        digest, _, content = expected.version.partition("-")
-        if content != _FAILED:
-            names = bytes.fromhex(digest), bytes.fromhex(content)
-            found = await trio.to_thread.run_sync(self._results.open, *names)
-            if found is not None:
-                return found
+        found = await trio.to_thread.run_sync(self._find_file, expected)
+        if found is not None:
+            return found
         source = await self._inner.head(bucket, expected.key)
-        info, descriptor = await self._make(bucket, source)
+        info, descriptor = await self._make(bucket, source, opens=True)
         if descriptor is None:
             raise TransformFailed(info.custom[FAILURE])
         if info.version != expected.version:
@@ -275,10 +301,17 @@ class TransformedStore(ReadOnlyStore):
             raise Stale(f"{bucket}/{expected.key}: its transformation gives another content now")
         return descriptor
 
+    def _find_file(self, expected: ObjectInfo) -> int | None:
+        """Open the file of a result, if it is there. In a thread."""
+        digest, _, content = expected.version.partition("-")
+        if content == _FAILED:
+            return None
+        return self._results.open(bytes.fromhex(digest), bytes.fromhex(content))
+
     # Transformations -----------------------------------------------------------------------------
 
-    async def _make(self, bucket: Bucket, source: ObjectInfo) -> "_Made":
-        """Return an object as transformed; one caller has it made for all.
+    async def _make(self, bucket: Bucket, source: ObjectInfo, *, opens: bool = False) -> "_Made":
+        """Return an object as transformed, and its file if that is to be opened; one caller has it made for all.
 
         Raises:
             Unavailable: nothing can, until the deadline.
@@ -290,13 +323,11 @@ class TransformedStore(ReadOnlyStore):
                 await running.done.wait()
                 if running.failure is not None:
                     raise running.failure
-            if (found := await self._made(source, digest)) is not None:
-                return found
-            if digest in self._running:
                 continue
             running = self._running[digest] = _Running()
             try:
-                return await self._run(bucket, source)
+                found = await self._made(source, digest, opens=opens)
+                return found or await self._run(bucket, source, opens=opens)
             except TransformFailed as error:
                 self._failures[digest] = reason = str(error)
                 self._metrics.failed_transformations.inc()
@@ -313,18 +344,21 @@ class TransformedStore(ReadOnlyStore):
                 running.done.set()
         raise Unavailable(f"{bucket}/{source.key}: changes while it is transformed")
 
-    async def _made(self, source: ObjectInfo, digest: bytes) -> "_Made | None":
+    async def _made(self, source: ObjectInfo, digest: bytes, *, opens: bool) -> "_Made | None":
         """Return what `_make` does if nothing has to be made."""
         if (reason := self._failures.get(digest)) is not None:
             return _failed(source, digest, reason), None
-        known = await trio.to_thread.run_sync(self._results.find, [digest])
-        if digest in known:
-            opened = partial(self._results.open, digest, known[digest].content)
-            if (descriptor := await trio.to_thread.run_sync(opened)) is not None:
-                return _object(source, digest, known[digest]), descriptor
-        return None
 
-    async def _run(self, bucket: Bucket, source: ObjectInfo) -> "_Made":
+        def find() -> _Made | None:
+            result = self._results.find([digest]).get(digest)
+            descriptor = self._results.open(digest, result.content) if result and opens else None
+            if result is None or (opens and descriptor is None):
+                return None
+            return _object(source, digest, result), descriptor
+
+        return await trio.to_thread.run_sync(find)
+
+    async def _run(self, bucket: Bucket, source: ObjectInfo, *, opens: bool) -> "_Made":
         """Transform an object, again if that breaks off, and keep the result."""
         subject = f"{bucket}/{source.key}"
         broken = 0
@@ -332,13 +366,12 @@ class TransformedStore(ReadOnlyStore):
         async def attempt() -> _Made:
             nonlocal broken
             try:
-                with self._results.begin() as file, trio.fail_after(_SECONDS):
+                with self._results.begin() as draft, trio.fail_after(_SECONDS):
                     run = self._transformer.transform
-                    definition = await run(self._inner, bucket, source, file)
+                    definition = await run(self._inner, bucket, source, draft)
                     digest = self._digest(bucket, source, definition)
-                    result, descriptor = await trio.to_thread.run_sync(
-                        self._results.keep, digest, file
-                    )
+                    keep = partial(self._results.keep, digest, draft, opens=opens)
+                    result, descriptor = await trio.to_thread.run_sync(keep)
                     return _object(source, digest, result), descriptor
             except trio.TooSlowError:
                 text = f"{subject}: not transformed within {_SECONDS:.0f} s"
@@ -370,7 +403,7 @@ class TransformedStore(ReadOnlyStore):
 
 
 _Made = tuple[ObjectInfo, int | None]
-"""An object as transformed, and its open file; none if it has no content."""
+"""An object as transformed, and its open file; none if it has no content, or was not to be opened."""
 
 
 class _Running:
@@ -385,6 +418,14 @@ class _Running:
 def _object(source: ObjectInfo, digest: bytes, result: Result) -> ObjectInfo:
     version = f"{digest.hex()}-{result.content.hex()}"
     return ObjectInfo(source.key, result.size, version, mtime_ns=mtime_of(source))
+
+
+def result_of(info: ObjectInfo) -> tuple[bytes, Result] | None:
+    """Return the digest and the result of an object as transformed; None of what has none, or could not be."""
+    digest, dash, content = info.version.partition("-")
+    if not info.is_sized or not dash or content == _FAILED:
+        return None
+    return bytes.fromhex(digest), Result(info.size, bytes.fromhex(content))
 
 
 def _failed(source: ObjectInfo, digest: bytes, reason: str) -> ObjectInfo:
@@ -468,7 +509,7 @@ class CommandTransformer:
         return await trio.to_thread.run_sync(lambda: self._command.definition)
 
     async def transform(
-        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
+        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: Draft
     ) -> str:
         """See `Transformer`. Source and result are files, so no end waits for the other, and none holds a request."""
         before = await self.definition()
@@ -480,7 +521,7 @@ class CommandTransformer:
                 await store.stream(bucket, source, lambda piece: _write(content, piece))
             content.flush()
             os.lseek(content.fileno(), 0, os.SEEK_SET)
-            code = await self._run(content, out, said)
+            code = await self._run(content, out.file, said)
             if code:
                 said.seek(max(0, os.fstat(said.fileno()).st_size - _SAID))
                 lines = said.read().decode(errors="replace").split("\n")

@@ -105,7 +105,7 @@ async def inspect(
     """
     report = Report()
     async with open_services(plan) as services:
-        shards = await _find(services, only, report)
+        shards = await _sized(services, await _find(services, only, report))
         progress.found(len(shards))
         services.scans.expect(sum(info.size for _, info in shards))
         report.scans = services.scans.report
@@ -138,6 +138,17 @@ async def _find(services: Services, only: str | None, report: Report) -> list[Sh
     names = [os.fsencode(info.key) for _, info in found]
     report.holes = [shown(name) for name in holes(names)]
     return found
+
+
+async def _sized(services: Services, shards: list[Shard]) -> list[Shard]:
+    """Have those shards transformed that are to be; return all as they are then."""
+    found = dict(enumerate(shards))
+
+    async def make(at: int, bucket: Bucket, info: ObjectInfo) -> None:
+        found[at] = bucket, await services.store.sized(bucket, info)
+
+    await all_of(partial(make, at, *shard) for at, shard in enumerate(shards))
+    return list(found.values())
 
 
 async def _below(lister: Lister, bucket: Bucket, prefix: str, report: Report) -> list[Shard]:

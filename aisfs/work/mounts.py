@@ -755,6 +755,7 @@ def summary(counters: Counters) -> dict[str, Any]:
     transformed = {
         "done": counters.value("aisfs_transformations_total"),
         "failed": counters.value("aisfs_failed_transformations_total"),
+        **counters.by("aisfs_running_transformations", "state"),
     }
     return {
         "mount": counters.labels("aisfs_mount")

@@ -318,7 +318,7 @@ async def warm_place(
     )
     async with open_services(plan) as services:
         found = await _find(services, place, index_only=index_only)
-        services.scans.expect(sum(item.info.size for item in found))
+        services.scans.expect(sum(item.info.size for item in found if item.info.is_sized))
         warmed = await _Warmer(services, summary, index_only).warm(found, jobs, console)
         await services.flush()
         for item in warmed:  # only now: the last items may have evicted the first
@@ -347,7 +347,8 @@ class _Warmer:
     async def warm(self, items: list[_Item], jobs: int, console: Console) -> list[_Item]:
         """Read all; return those that could be read."""
         warmed: list[_Item] = []
-        total = 0 if self.index_only else sum(item.info.size for item in items)
+        is_known = not self.index_only and all(item.info.is_sized for item in items)
+        total = sum(item.info.size for item in items) if is_known else 0
         with Progress(*columns(total), console=console) as progress:
 
             def done(count: int) -> str:
@@ -357,6 +358,8 @@ class _Warmer:
 
             async def one(item: _Item) -> None:
                 try:
+                    info = await self.services.store.sized(item.bucket, item.info)
+                    item = _Item(item.bucket, info, item.is_shard)
                     await self._read(item, progress, task)
                     warmed.append(item)
                 except AisfsError as error:

@@ -19,8 +19,8 @@ NEEDS = {
     "fsspec": ("fsspec", ["ls", "memory://x/y"]),
 }
 """Packages, the extra that has them, and a command that needs them."""
-ELSEWHERE = {"torch": "aisfs.torch", "zstd": "shards", "lz4": "shards"}
-"""Extras of what no command needs as a whole: tests/programs and test_archive_forms have them."""
+ELSEWHERE = {"torch": "aisfs.torch", "zstd": "shards", "lz4": "shards", "yaml": "a file of ETLs"}
+"""Extras of what no command needs as a whole: tests/programs, test_archive_forms and test_etl have them."""
 
 
 @pytest.mark.parametrize("package", NEEDS)

@@ -1,6 +1,7 @@
 """Mounts of transformed objects: ETLs of the embedded server, which sets all traps, and local commands."""
 
 import errno
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 import requests
 
 from aisfs.commands.options import Exit
+from aisfs.core.index.sizes import decode_sizes, encode_sizes
 from tests.mount.content import put
 from tests.mount.datasets import sample, write_shard
 from tests.support.mounts import Mount, aisfs, check_refused, eventually, mounted
@@ -129,6 +131,112 @@ def test_a_command_for_any_source(
     with transformed("--transform", "python:gzip:compress", "--include", "a*"):
         assert (mountpoint / "a.txt").read_bytes()[:2] == b"\x1f\x8b"
         assert sorted(os.listdir(mountpoint)) == ["a.txt", "d"]
+
+
+def transformations(server: RunningServer) -> int:
+    return server.requests().get("transform", 0)
+
+
+@pytest.mark.parametrize("more", [[], ["--list-ttl", "0"]], ids=["believed", "listed-each-time"])
+def test_names_cost_no_transformation(
+    transformed: Any, mountpoint: Path, server: RunningServer, more: list[str]
+) -> None:
+    for number in range(60):
+        put(server.endpoint, "b", f"many/{number:02}", b"text")
+    with transformed("--etl", "twice-etl", *more):
+        assert sorted(os.listdir(mountpoint)) == ["a.txt", "big.txt", "d", "empty.txt", "many"]
+        with os.scandir(mountpoint) as entries:
+            found = {entry.name: (entry.is_dir(), entry.inode() > 0) for entry in entries}
+        assert found["a.txt"] == (False, True)
+        assert found["d"] == (True, True)
+        assert sum(len(files) for _, _, files in os.walk(mountpoint)) == 64
+        assert not (mountpoint / "many/no").exists()
+        assert transformations(server) == 0
+        assert (mountpoint / "many/30").stat().st_size == 8
+        assert transformations(server) == 1
+        # Attributes of what is known come with the names from now on, and not those of others.
+        listed = {each.name: each.stat().st_size for each in os.scandir(mountpoint)}
+        assert (listed["a.txt"], listed["big.txt"]) == (11, 350_000)
+        status = aisfs("status", "--json", mountpoint).stdout.decode()
+        assert json.loads(status)["transformations"]["done"] == transformations(server)
+
+
+def test_status_tells_what_is_being_transformed(
+    transformed: Any, mountpoint: Path, server: RunningServer, mode: Path, tmp_path: Path
+) -> None:
+    mode.write_text(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; cat")
+
+    def status() -> dict[str, int]:
+        said = json.loads(aisfs("status", "--json", mountpoint).stdout)
+        found: dict[str, int] = said.get("transformations", {})
+        return found
+
+    with transformed("--etl", "mode-etl"), ThreadPoolExecutor(2) as readers:
+        try:
+            sizes = [
+                readers.submit(lambda key=key: (mountpoint / key).stat().st_size)
+                for key in ("a.txt", "d/b.txt")
+            ]
+            assert eventually(lambda: status().get("running") == 2)
+        finally:
+            (tmp_path / "go").touch()
+        assert [size.result() for size in sizes] == [6, 6]
+        assert eventually(lambda: (status()["done"], status().get("running", 0)) == (2, 0))
+
+
+def test_without_the_fast_path_a_listing_has_all_attributes(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    with transformed("--etl", "twice-etl", "--no-fastpath"):
+        assert sorted(os.listdir(mountpoint)) == ["a.txt", "big.txt", "d", "empty.txt"]
+        assert (mountpoint / "a.txt").stat().st_size == 11
+        assert transformations(server) == 3
+
+
+def test_what_is_looked_up_next_is_transformed_ahead(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    for number in range(60):
+        put(server.endpoint, "b", f"many/{number:02}", b"text")
+    with transformed("--etl", "twice-etl", source="ais://b/many/"):
+        for name in ("50", "20", "40"):  # in no order
+            assert (mountpoint / name).stat().st_size == 8
+        assert transformations(server) == 3
+        for name in ("00", "01"):
+            assert (mountpoint / name).stat().st_size == 8
+        assert eventually(lambda: transformations(server) == 5 + 16)
+        assert {each.stat().st_size for each in mountpoint.iterdir()} == {8}
+        assert transformations(server) == 60
+
+
+@pytest.mark.parametrize("source", ["samples-*.tar", "samples-{00..02}.tar"])
+def test_a_shard_is_transformed_when_it_is_needed(
+    transformed: Any, mountpoint: Path, server: RunningServer, source: str
+) -> None:
+    with transformed("--etl", "tar-etl", source=f"ais://pets/{source}"):
+        assert sorted(os.listdir(mountpoint)) == ["samples-00", "samples-01", "samples-02"]
+        assert transformations(server) == 0
+        assert (mountpoint / "samples-01/s10.jpg").read_bytes() == b"PICTURE"
+        assert transformations(server) == 1
+        assert (mountpoint / "samples-00/s00.jpg").read_bytes() == b"PICTURE"
+        assert transformations(server) == 2
+        assert len(list(mountpoint.glob("*/*.jpg"))) == 9
+        assert transformations(server) == 3
+
+
+def test_names_of_an_etl_that_was_defined_anew(
+    transformed: Any, mountpoint: Path, server: RunningServer
+) -> None:
+    etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
+    with transformed("--etl", "moving-etl", "--attr-ttl", "0", "--list-ttl", "0"):
+        assert (mountpoint / "a.txt").stat().st_size == 6
+        etl(server, "DELETE", "/moving-etl")
+        etl(server, "PUT", name="moving-etl", runtime={"image": "twice-etl"})
+        before = transformations(server)
+        assert "a.txt" in os.listdir(mountpoint)
+        assert transformations(server) == before
+        assert eventually(lambda: (mountpoint / "a.txt").stat().st_size == 11)
+        assert (mountpoint / "a.txt").read_bytes() == b"hellohello\n"
 
 
 @pytest.mark.parametrize(
@@ -549,3 +657,122 @@ def test_a_command_ends_with_its_mount(transformed: Any, mountpoint: Path, tmp_p
         os.waitpid(reader, 0)
         assert mount.wait_until_gone()
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def index(server: RunningServer, tmp_path: Path, *words: str) -> tuple[int, str]:
+    """Run `aisfs index` on a machine that has transformed nothing yet; return its exit code and what it said."""
+    cache = tmp_path / f"cache-{len(list(tmp_path.iterdir()))}"
+    options = ("--endpoint", server.endpoint, "--cache-dir", cache)
+    done = aisfs("index", *words, *options)
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
+def test_published_sizes(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    twice = ("--etl", "twice-etl", "ais://b")
+    code, said = index(server, tmp_path, *twice, "--check")
+    assert (code, said.splitlines()) == (
+        Exit.FAILURE,
+        [
+            *(f"ais://b/{key}" for key in sorted(OBJECTS)),
+            "4 objects: 0 sizes are current, 4 are not",
+        ],
+    )
+    assert transformations(server) == 0
+    code, said = index(server, tmp_path, *twice)
+    assert (code, said) == (Exit.OK, "4 objects: 4 sizes published, 0 were current\n")
+    assert transformations(server) == 7  # three of them twice
+    with transformed("--etl", "twice-etl"):
+        sizes = {key: (mountpoint / key).stat().st_size for key in OBJECTS}
+        assert sizes == {"a.txt": 11, "big.txt": 350_000, "d/b.txt": 11, "empty.txt": 0}
+        assert transformations(server) == 7
+        assert (mountpoint / "a.txt").read_bytes() == b"hellohello\n"
+        assert transformations(server) == 8
+    # Only what is new, and what is gone is left out.
+    put(server.endpoint, "b", "d/new.txt", b"new\n")
+    requests.delete(f"{server.endpoint}/v1/objects/b/empty.txt", timeout=30).raise_for_status()
+    assert "d/new.txt" in index(server, tmp_path, *twice, "--check")[1]
+    assert "1 size published, 3 were current" in index(server, tmp_path, *twice)[1]
+    assert transformations(server) == 10
+    assert index(server, tmp_path, *twice, "--check")[0] == Exit.OK
+    # Of a directory above, and for shards that are named.
+    with transformed("--etl", "twice-etl", "--cache-dir", str(tmp_path / "x"), source="ais://b/d/"):
+        assert {each.stat().st_size for each in mountpoint.iterdir()} == {11, 7}
+        assert transformations(server) == 10
+    # Other arguments, and other ETLs of the name, have other results.
+    etl(server, "PUT", name="moving-etl", runtime={"image": "upper-etl"})
+    assert index(server, tmp_path, "--etl", "moving-etl", "ais://b")[0] == Exit.OK
+    etl(server, "DELETE", "/moving-etl")
+    etl(server, "PUT", name="moving-etl", runtime={"image": "twice-etl"})
+    assert (
+        "0 sizes are current"
+        in index(server, tmp_path, "--etl", "moving-etl", "ais://b", "--check")[1]
+    )
+    with transformed("--etl", "moving-etl"):
+        assert (mountpoint / "a.txt").stat().st_size == 11
+
+
+def test_published_sizes_of_shards(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    some = ("--etl", "tar-etl", "--index-bucket", "", "ais://pets/samples-{00..01}.tar")
+    assert "2 sizes published" in index(server, tmp_path, *some)[1]
+    more = (*some[:-1], "ais://pets/samples-*.tar")
+    assert "1 size published, 2 were current" in index(server, tmp_path, *more)[1]
+    assert index(server, tmp_path, *some, "--check")[0] == Exit.OK
+    made = transformations(server)
+    with transformed("--etl", "tar-etl", "--index-bucket", "", source="ais://pets"):
+        assert os.listdir(mountpoint / "samples-00.tar.d")
+        assert (mountpoint / "samples-01.tar").stat().st_size > 0
+        assert transformations(server) == made + 1
+
+
+def test_sizes_that_cannot_be_published(
+    transformed: Any, mountpoint: Path, server: RunningServer, mode: Path, tmp_path: Path
+) -> None:
+    mode.write_text("cat; date +%N")
+    code, said = index(server, tmp_path, "--etl", "mode-etl", "ais://b")
+    assert (code, "gives other bytes each time" in said) == (Exit.FAILURE, True)
+    assert "not be found" not in said
+    mode.write_text('case "$(head -c 3)" in abc) echo bad args >&2; exit 3;; *) cat;; esac')
+    code, said = index(server, tmp_path, "--etl", "mode-etl", "ais://b")
+    assert (code, "bad args" in said, "3 sizes published" in said) == (Exit.FAILURE, True, True)
+    for words, text in {
+        ("ais://b", "--etl-args", "x"): "--etl-args needs --etl",
+        ("ais://b", "--etl", "mode-etl", "--force"): "--etl takes only",
+        ("ais://b", "--etl", "mode-etl", "--dry-run"): "--etl takes only",
+        ("ais://b", "--etl", "no-such-etl"): "no such ETL",
+        (str(server.root), "--etl", "mode-etl"): "is not in AIStore",
+    }.items():
+        code, said = index(server, tmp_path, *words)
+        assert (code != Exit.OK, text in said) == (True, True), said
+
+
+@pytest.mark.parametrize("damage", [b"", b"AISFSETL", b"x" * 5000])
+def test_a_damaged_table_is_only_a_warning(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path, damage: bytes
+) -> None:
+    assert index(server, tmp_path, "--etl", "upper-etl", "ais://b")[0] == Exit.OK
+    key = "ais/b/.aisfs-index/upper-etl.sizes"
+    table = requests.get(f"{server.endpoint}/v1/objects/aisfs-index/{key}", timeout=30).content
+    put(server.endpoint, "aisfs-index", key, damage or table[:-1] + b"x")
+    with transformed("--etl", "upper-etl", log=["sizes in .* are not used"]):
+        assert (mountpoint / "a.txt").read_bytes() == b"HELLO\n"
+    assert index(server, tmp_path, "--etl", "upper-etl", "ais://b")[0] == Exit.OK
+
+
+def test_a_table_that_says_something_else(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    """Sizes that others wrote may be wrong; content is not."""
+    assert index(server, tmp_path, "--etl", "upper-etl", "ais://b")[0] == Exit.OK
+    key = "ais/b/.aisfs-index/upper-etl.sizes"
+    table = requests.get(f"{server.endpoint}/v1/objects/aisfs-index/{key}", timeout=30).content
+    rows = {digest: (size + 1, b"x" * 16) for digest, (size, _) in decode_sizes(table).items()}
+    put(server.endpoint, "aisfs-index", key, encode_sizes(rows))
+    with transformed("--etl", "upper-etl", log=["content now"]):
+        assert (mountpoint / "a.txt").stat().st_size == 7
+        assert refused(mountpoint / "a.txt", {b"HELLO\n"}) in (None, errno.ESTALE)
+        assert eventually(lambda: refused(mountpoint / "a.txt", {b"HELLO\n"}) is None)
+        assert (mountpoint / "a.txt").stat().st_size == 6

@@ -85,7 +85,7 @@ paths = [str(path) for part in range(3) for path in
 distributed.init_process_group("gloo")
 sampler = {
     "torch": lambda: DistributedSampler(paths, seed=1, drop_last=True),
-    "window": lambda: ShardWindowSampler(paths, window=2, seed=1, drop_last=True),
+    "window": lambda: ShardWindowSampler(paths, window=2, seed=1, drop_last=True, pieces=2),
 }[sys.argv[2]]()
 read = [paths[at] for at in sampler if Path(paths[at]).read_bytes()]
 distributed.destroy_process_group()

@@ -182,7 +182,7 @@ def test_samples_are_named_in_every_usual_way(mount: Mount):
 def test_replicas_get_shares_of_the_same_length(mount: Mount):
     paths = [path for path, _ in pictures(mount).samples][:-3]
     samplers = [
-        ShardWindowSampler(paths, window=2, num_replicas=4, rank=rank, drop_last=True)
+        ShardWindowSampler(paths, window=2, num_replicas=4, rank=rank, drop_last=True, pieces=4)
         for rank in range(4)
     ]
     shares = [list(sampler) for sampler in samplers]

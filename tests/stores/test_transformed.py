@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from aisfs.model import FAILURE, Bucket
 from aisfs.stores.ais.etls import EtlTransformer
 from aisfs.stores.ais.replies import MOST_APPENDED, appended_error
 from aisfs.stores.memory import MemoryStore
+from aisfs.stores.pipeline import all_of
 from aisfs.stores.results import Results, clear
 from aisfs.stores.transformed import (
     FAILED_SIZE,
@@ -60,13 +62,16 @@ class Upper:
             data = bytearray()
             await store.stream(bucket, source, data.extend)
             out.write(self.change(bytes(data)))
-            out.flush()
             return self.text
         finally:
             self._now -= 1
 
     def close(self):
         pass
+
+
+async def made(store, key):
+    return await store.sized(B, await store.head(B, key))
 
 
 class Setup:
@@ -90,7 +95,18 @@ class Setup:
         )
 
     async def listed(self):
-        return {info.key: info for info in (await self.store.list_page(B, "")).objects}
+        """Return all objects with their sizes, which are made side by side."""
+        objects = (await self.store.list_page(B, "")).objects
+        found = {}
+
+        async def size(info):
+            found[info.key] = await self.store.sized(B, info)
+
+        await all_of((partial(size, info) for info in objects), self.upper.at_once)
+        return found
+
+    async def head(self, key):
+        return await made(self.store, key)
 
     async def read(self, info):
         buffer = bytearray(info.size)
@@ -120,13 +136,13 @@ async def test_results_are_plain_objects(setup):
     assert listed["read.md"] == plain
     assert await setup.read(listed["a"]) == b"ABCABCABC"
     assert await setup.read(plain) == b"text"
-    assert await setup.store.head(B, "a") == listed["a"]
+    assert await setup.head("a") == listed["a"]
     assert setup.upper.runs == 1
     buffer = bytearray(2)
     await setup.store.read_range(B, listed["a"], 4, memoryview(buffer))
     assert buffer == b"BC"
     with pytest.raises(NotFound):
-        await setup.store.head(B, "no")
+        await setup.head("no")
 
 
 async def test_sizes_outlive_the_mount_and_the_files(setup):
@@ -165,7 +181,7 @@ async def test_a_result_that_comes_out_differently_is_another_version(setup):
     for _ in range(2):
         with pytest.raises(Stale):
             await setup.read(info)
-    now = await setup.store.head(B, "a")
+    now = await setup.head("a")
     assert now.version != info.version
     assert await setup.read(now) == b"XYZ"
     assert setup.upper.runs == 2
@@ -179,7 +195,7 @@ async def test_other_sources_and_definitions_are_other_versions(setup):
     assert await setup.read(second) == b"XYZ"
     setup.upper.text = "lower"
     setup.upper.change = bytes.lower
-    third = await setup.store.head(B, "a")
+    third = await setup.head("a")
     assert await setup.read(third) == b"xyz"
     assert len({info.version for info in (first, second, third)}) == 3
     for name in setup.files():
@@ -218,7 +234,7 @@ async def test_what_fails_is_listed_and_cannot_be_read(setup, mock_clock):
     mock_clock.jump(100)  # then it is tried again
     with pytest.raises(Stale):
         await setup.read(listed["a"])
-    assert await setup.read(await setup.store.head(B, "a")) == b"ABC"
+    assert await setup.read(await setup.head("a")) == b"ABC"
 
 
 async def test_what_breaks_off_is_tried_some_times(setup):
@@ -238,22 +254,30 @@ async def test_without_a_transformer_the_listing_fails_and_nothing_is_missing(se
     with pytest.raises(Unavailable, match="does not run"):
         await setup.listed()
     with pytest.raises(Unavailable, match="does not run"):
-        await setup.store.head(B, "a")
+        await setup.head("a")
     setup.upper.errors = []
     assert {info.size for info in (await setup.listed()).values()} == {3}
 
 
-async def test_single_names_are_looked_up_without_transforming_the_others(setup):
+async def test_names_cost_no_transformation(setup):
     for key in "abc":
         setup.memory.put(B, key, b"abc")
-    assert not (await setup.store.peek_page(B, "")).complete
-    await setup.store.head(B, "a")
-    assert not (await setup.store.peek_page(B, "")).complete
-    assert (setup.upper.runs, setup.memory.calls["list_page"]) == (1, 1)
-    listed = await setup.listed()
-    page = await setup.store.peek_page(B, "")
-    assert page.complete
-    assert page.objects == list(listed.values())
+    source = await setup.memory.head(B, "a")
+    for page in (await setup.store.list_page(B, ""), await setup.store.peek_page(B, "")):
+        assert [info.key for info in page.objects] == ["a", "b", "c"]
+        assert [info.is_sized for info in page.objects] == [False] * 3
+        assert page.objects[0].source == source
+    info = await setup.store.head(B, "a")
+    assert (info.size < 0, setup.upper.runs) == (True, 0)
+    assert (await setup.store.sized(B, info)).size == 3
+    assert (await setup.store.list_page(B, "")).objects[0] == await setup.store.head(B, "a")
+    assert setup.upper.runs == 1
+    # A source that has changed meanwhile is transformed as it is now, and one that is gone is gone.
+    setup.memory.put(B, "b", b"other")
+    assert (await setup.store.sized(B, page.objects[1])).size == 5
+    await setup.memory.remove(B, "c")
+    with pytest.raises(NotFound):
+        await setup.store.sized(B, page.objects[2])
 
 
 async def test_one_run_for_all_that_wait(setup):
@@ -360,7 +384,7 @@ def by_command(setup):
 )
 async def test_a_command_that_fails(setup, by_command, command, said):
     setup.memory.put(B, "a", b"abc")
-    info = await by_command(command).head(B, "a")
+    info = await made(by_command(command), "a")
     assert said in info.custom[FAILURE]
 
 
@@ -372,23 +396,23 @@ async def test_commands(setup, by_command, tmp_path, monkeypatch):
     assert await setup.read(listed["a"]) == b"ABC"
     assert listed["empty"].size == 0
     setup.store = by_command("python:gzip:compress")
-    assert (await setup.read(await setup.store.head(B, "a")))[:2] == b"\x1f\x8b"
+    assert (await setup.read(await setup.head("a")))[:2] == b"\x1f\x8b"
     monkeypatch.chdir(tmp_path)
     filter_ = tmp_path / "filter"
     filter_.write_text("#!/bin/sh\ncat; pwd")
     filter_.chmod(0o755)
     setup.store = by_command("./filter")
     monkeypatch.chdir("/")
-    before = await setup.store.head(B, "a")
+    before = await setup.head("a")
     assert await setup.read(before) == b"abc" + os.fsencode(tmp_path) + b"\n"
     filter_.write_text("#!/bin/sh\ncat; echo longer")
-    assert (await setup.store.head(B, "a")).size == 10
+    assert (await setup.head("a")).size == 10
 
 
 async def test_a_command_writes_no_more_than_there_is_room_for(setup, by_command):
     setup.memory.put(B, "a", b"abc")
     store = by_command("cat /dev/zero", most=5000)
-    assert FAILURE in (await store.head(B, "a")).custom
+    assert FAILURE in (await made(store, "a")).custom
 
 
 async def test_a_command_ends_with_those_that_wait_for_it(setup, by_command, tmp_path):
@@ -396,7 +420,7 @@ async def test_a_command_ends_with_those_that_wait_for_it(setup, by_command, tmp
     pid = tmp_path / "pid"
     store = by_command(f"sh -c 'echo $$ > {pid}; exec sleep 1000'")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.head, B, "a")
+        nursery.start_soon(made, store, "a")
         assert await trio.to_thread.run_sync(eventually, lambda: pid.exists() and pid.read_text())
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):

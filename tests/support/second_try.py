@@ -12,7 +12,13 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-TRIED_ONCE = ("tests/settings/", "tests/core/", "tests/docs/")
+TRIED_ONCE = (
+    "tests/settings/",
+    "tests/core/",
+    "tests/docs/",
+    "tests/torch/test_order",
+    "tests/torch/test_sampler",
+)
 """Only the code decides how these end. A test in there that mounts is marked so, and tried again."""
 SECOND_TRIES_MAX = 8
 """Of thousands of tests, one or two needed it in a bad run; more is no longer the machine."""

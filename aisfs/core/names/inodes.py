@@ -22,7 +22,8 @@ from typing import Generic, TypeVar
 ROOT = 1
 _SHARD = 1 << 63
 _DIRECTORY = 1 << 24
-_SLOT_BITS = 25
+SLOT_BITS = 25
+"""Bits of a member's number that say which of its shard it is."""
 _LOW = (1 << 24) - 1
 MAX_MEMBERS = 1 << 24
 """Rows and directories of one shard that can be numbered; AIStore's own index stops at 2^20."""
@@ -45,18 +46,18 @@ def split_member(number: int) -> tuple[int, bool, int] | None:
     """Return (shard, is a directory, row or directory) of a number; None for any other inode."""
     if not number & _SHARD:
         return None
-    return number >> _SLOT_BITS << _SLOT_BITS, bool(number & _DIRECTORY), number & _LOW
+    return number >> SLOT_BITS << SLOT_BITS, bool(number & _DIRECTORY), number & _LOW
 
 
 def slot_of(number: int) -> int:
     """Return the inode that counts the lookups of an inode: itself, or its shard."""
-    return number >> _SLOT_BITS << _SLOT_BITS if number & _SHARD else number
+    return number >> SLOT_BITS << SLOT_BITS if number & _SHARD else number
 
 
 def _hash(identity: bytes, salt: int = 0, *, shard: bool = False) -> int:
     digest = blake2b(identity, digest_size=8, salt=salt.to_bytes(16, "little")).digest()
     value = int.from_bytes(digest, "little")
-    return (value >> _SLOT_BITS << _SLOT_BITS) | _SHARD if shard else value & ~_SHARD
+    return (value >> SLOT_BITS << SLOT_BITS) | _SHARD if shard else value & ~_SHARD
 
 
 def numbers_of(identities: Iterable[bytes]) -> list[int]:

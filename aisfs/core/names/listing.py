@@ -22,7 +22,7 @@ bucket is named as in a mount of all buckets: no two shards have one name there.
 import os
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import (
     Callable,
@@ -384,7 +384,7 @@ Wanted = Callable[[str], bool]
 
 
 class Listing:
-    """One complete listing; immutable once built."""
+    """One complete listing; once built, nothing of it changes but that sizes become known."""
 
     __slots__ = ("_entries", "_names", "_offsets", "is_first", "refused")
 
@@ -443,8 +443,24 @@ class Listing:
         return self._entries.keys()
 
     def total_size(self) -> int:
-        """Return the bytes of all objects together."""
-        return sum(listed.size for listed in self._entries.values() if listed is not None)
+        """Return the bytes of all objects together, as far as known."""
+        return sum(listed.size for listed in self._entries.values() if listed and listed.is_sized)
+
+    def size_became_known(self, name: bytes, info: ObjectInfo) -> None:
+        """Put what has a size in place of an object that had none."""
+        self._entries[name] = info
+
+    def place(self, name: bytes, start: int) -> int | None:
+        """Return the place of a name in the order: `start` is a guess, and orders other than by name are not searched."""
+        if self._names[start : start + 1] == [name]:
+            return start
+        place = bisect_left(self._names, name)
+        return place if self._names[place : place + 1] == [name] else None
+
+    def unsized(self, start: int, stop: int) -> list[tuple[bytes, ObjectInfo]]:
+        """Return the objects in these places whose size is not known."""
+        named = ((name, self._entries[name]) for name in self._names[start:stop])
+        return [(name, listed) for name, listed in named if listed and not listed.is_sized]
 
     @property
     def has_indexes(self) -> bool:
@@ -468,13 +484,13 @@ class Listing:
         self, offset: int, most: int, wanted: Callable[[bytes], bool] | None = None
     ) -> tuple[Sequence[int], list[bytes], list[ObjectInfo]]:
         """Return offsets, names and objects after `offset`: at most `most`, and up to the first
-        directory or name that is not `wanted`."""
+        directory, object without a size, or name that is not `wanted`."""
         start = bisect_right(self._offsets, offset)
         names, entries = self._names[start : start + most], self._entries
         objects: list[ObjectInfo] = []
         for name in names:
             listed = entries[name]
-            if listed is None or (wanted is not None and not wanted(name)):
+            if listed is None or listed.size < 0 or (wanted is not None and not wanted(name)):
                 break
             objects.append(listed)
         return self._offsets[start : start + len(objects)], names[: len(objects)], objects
@@ -669,6 +685,10 @@ class IndexPlace:
     def directory(self, prefix: str) -> str:
         """Return the directory that has the indexes of the shards of a directory."""
         return f"{prefix}{INDEX_DIRECTORY}/" if self.root is None else f"{self.root}{prefix}"
+
+    def sizes_key(self, prefix: str, name: str) -> str:
+        """Return the key of the table of sizes that transformations called `name` have below a directory."""
+        return f"{self.root or ''}{prefix}{INDEX_DIRECTORY}/{name}.sizes"
 
 
 def place_in(indexes: Bucket, bucket: Bucket) -> IndexPlace:

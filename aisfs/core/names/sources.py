@@ -319,6 +319,12 @@ class DatasetSource:
         found = [p.bucket for word in self.words for p in word.patterns if p.bucket is not None]
         return list(dict.fromkeys(found))
 
+    @property
+    def directories(self) -> list[tuple[Bucket, str]]:
+        """The directories that the shards are in, or below."""
+        found = [(p.bucket, p.directory) for w in self.words for p in w.patterns if p.bucket]
+        return list(dict.fromkeys(found))
+
     def separated(self) -> "DatasetSource":
         """Return the same with each line of a list file as a word."""
         words = (line for word in self.words for line in word.lines or (word,))

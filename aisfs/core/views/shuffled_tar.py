@@ -32,8 +32,8 @@ from aisfs.core.archive.tar import padded
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.listing import NAME_MAX, path_of
 from aisfs.core.views.merged import CLASH, JOINT
+from aisfs.core.views.sample_lists import CUT_OFF, Part, SampleList
 from aisfs.core.views.samples import INCOMPLETE, SPLITS, has_component, split_name
-from aisfs.core.views.shuffle_order import CUT_OFF, Part, SampleList
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.settings import KeyRule

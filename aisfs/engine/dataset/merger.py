@@ -223,6 +223,7 @@ class Merger:
         for _ in range(TRIES):
             renewals = self._shards.renewals
             await self._shards.settle()
+            await self._shards.make_all()
             await self._open_all()
             if not self._shards.settled:
                 continue

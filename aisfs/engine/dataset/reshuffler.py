@@ -15,7 +15,7 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.listing import Form
 from aisfs.core.policy.shard_readers import ReadAhead
 from aisfs.core.views.join import Column, join_samples
-from aisfs.core.views.shuffle_order import (
+from aisfs.core.views.sample_lists import (
     SampleList,
     SeparateSamples,
     ShardSamples,
@@ -57,6 +57,7 @@ async def reshuffle(
         SourceMissing: there is no sample.
         Stale: one changed meanwhile.
     """
+    await shards.make_all()
     current = shards.current
     sources = [SourceTar(s.bucket, s.info, s.name) for _, s in current]
     for source in sources:

@@ -179,6 +179,10 @@ class Shard:
     """The position of the word that names it."""
 
 
+MADE_AT_ONCE = 64
+"""Shards that are asked to be made; what makes them does as many at once as it can."""
+
+
 class ShardSet:
     """Shards in order, and how many there are not."""
 
@@ -206,6 +210,8 @@ class ShardSet:
         self._archived = 0
         """How many of those that were found can only be read once they are restored."""
         self._changed: set[int] = set()
+        self._made_last = -1
+        """The place of the shard that was asked for last."""
         self.renewals = 0
         """How often the shards were found anew."""
         self._exclusions = exclusions
@@ -217,8 +223,8 @@ class ShardSet:
 
     @property
     def size(self) -> int:
-        """The bytes of all shards that exist."""
-        return sum(shard.info.size for _, shard in self.current)
+        """The bytes of all shards that exist, as far as known."""
+        return sum(shard.info.size for _, shard in self.current if shard.info.is_sized)
 
     @property
     def exclusions(self) -> Counter[str]:
@@ -234,6 +240,46 @@ class ShardSet:
         """Return the shard whose folder has this name."""
         at = self._names.get(name)
         return self._shards[at] if at is not None and at not in self._gone else None
+
+    async def find_sized(self, name: bytes, nursery: trio.Nursery) -> Shard | None:
+        """Return the shard whose folder has this name, with its size, for which it may have to be made.
+
+        Of shards that are asked for in order, the one that comes next is made meanwhile, in `nursery`.
+        """
+        at = self._names.get(name)
+        if at is None:
+            return None
+        before, self._made_last = self._made_last, at
+        if at == before + 1 < len(self._shards) - 1 and not self._shards[at + 1].info.is_sized:
+            nursery.start_soon(self._make_ahead, at + 1)
+        await self._make(at)
+        return self.find(name)
+
+    async def make_all(self) -> None:
+        """Have all shards made whose sizes are not known.
+
+        Raises:
+            AisfsError: one could not.
+        """
+        unsized = (at for at, shard in self.current if not shard.info.is_sized)
+        await all_of((partial(self._make, at) for at in unsized), MADE_AT_ONCE)
+
+    async def _make_ahead(self, at: int) -> None:
+        with suppress(AisfsError):  # whoever needs it will run into it too
+            await self._make(at)
+
+    async def _make(self, at: int) -> None:
+        shard = self._shards[at]
+        if shard.info.is_sized:
+            return
+        try:
+            info = await self._store.sized(shard.bucket, shard.info)
+        except NotFound:
+            self._changed.add(at)
+            await self.settle()
+            return
+        if self._shards[at] is shard:
+            self._shards[at] = replace(shard, info=info)
 
     def changed(self, bucket: Bucket, info: ObjectInfo) -> bool:
         """Mark this version as no longer what the store has; return whether it was shown."""
@@ -422,9 +468,9 @@ async def _read_list(
     pattern: ShardPattern, lister: Lister, store: ObjectStore
 ) -> Sequence[ShardPattern]:
     info = await _find(pattern, lister)
-    if info is None:
+    if info is None or pattern.bucket is None:
         raise SourceMissing(f"{pattern}: no such list of shards")
-    return await read_shard_list(pattern, info, store)
+    return await read_shard_list(pattern, await store.sized(pattern.bucket, info), store)
 
 
 async def read_shard_list(
@@ -469,7 +515,10 @@ class _Search:
         magic = self.source.magic
         if is_shard_of_dataset(os.fsencode(info.key.rpartition("/")[2])) or (one and magic):
             return True
-        if not info.size or not (one or magic):
+        if not (one or magic):
+            return False
+        info = await self.store.sized(bucket, info)
+        if not info.size:
             return False
         head = bytearray(min(HEAD, info.size))
         await self.store.read_range(bucket, info, 0, memoryview(head))
@@ -547,7 +596,8 @@ async def _find(pattern: ShardPattern, lister: Lister) -> ObjectInfo | None:
     """Return the one object that a pattern names."""
     assert pattern.bucket is not None, "local files have a bucket once their root is known"
     directory, slash, base = (pattern.directory + pattern.rest).rpartition("/")
-    listed = await lister.find(pattern.bucket, directory + slash, entry_name("", base))
+    name = entry_name("", base)
+    listed = await lister.find(pattern.bucket, directory + slash, name, sized=False)
     return listed.value if listed is not None else None
 
 
@@ -598,7 +648,7 @@ def _locate(url: str, source: DatasetSource) -> tuple[Bucket, str]:
 
 async def _read_object(store: ObjectStore, bucket: Bucket, key: str) -> bytes:
     try:
-        info = await store.head(bucket, key)
+        info = await store.sized(bucket, await store.head(bucket, key))
     except NotFound as error:
         raise SourceMissing(f"--label csv: {bucket}/{key} does not exist") from error
     _check_size(key, info.size)

@@ -431,36 +431,50 @@ class AISClient:
 
         return await self.run(subject, work, bucket)
 
+    async def sized(self, bucket: Bucket, info: ObjectInfo) -> ObjectInfo:
+        """See `ObjectStore`; sizes are known here."""
+        return info
+
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
-        request = requests.head_object(bucket, key, with_props=self._head_with_props)
-        byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
         def work(connections: ConnectionSet) -> ObjectInfo:
-            age = WRITE_AGE if latest else None
-            check_newest(self.transport, connections, bucket, key, writes=False, age=age)
-            if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
-                self._first_byte(connections, byte)
-            facts = self.facts_of(connections, bucket)
-            reply = self.transport.ask(connections, request)
-            if refuses_props(reply):
-                log.debug("%s: HEAD without props from now on", self.transport.endpoint)
-                self._head_with_props = False
-                plain = requests.head_object(bucket, key, with_props=False)
-                reply = self.transport.ask(connections, plain)
-            if reply.status == 409 and bucket.is_attached:
-                return self._original(connections, bucket, key, facts)
-            if reply.status != 200:
-                raise failure(request, reply)
-            if requests.lacks_size(reply, facts):
-                reply = requests.with_size(reply, self._first_byte(connections, byte), byte)
-            return requests.parse_object(reply, bucket, key, facts)
+            return self.describe(connections, bucket, key, latest=latest)
 
         try:
-            return await self.run(request.subject, work, bucket, key)
+            return await self.run(f"{bucket}/{key}", work, bucket, key)
         except FoundByGet as found:
             facts = self._facts.get(bucket, requests.BucketFacts())
             return requests.parse_first_byte(found.reply, bucket, key, facts)
+
+    def describe(
+        self, connections: ConnectionSet, bucket: Bucket, key: str, *, latest: bool = False
+    ) -> ObjectInfo:
+        """Do what `head` does. In the thread.
+
+        Raises:
+            FoundByGet: it answers otherwise than by a HEAD.
+        """
+        request = requests.head_object(bucket, key, with_props=self._head_with_props)
+        byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
+        age = WRITE_AGE if latest else None
+        check_newest(self.transport, connections, bucket, key, writes=False, age=age)
+        if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
+            self._first_byte(connections, byte)
+        facts = self.facts_of(connections, bucket)
+        reply = self.transport.ask(connections, request)
+        if refuses_props(reply):
+            log.debug("%s: HEAD without props from now on", self.transport.endpoint)
+            self._head_with_props = False
+            plain = requests.head_object(bucket, key, with_props=False)
+            reply = self.transport.ask(connections, plain)
+        if reply.status == 409 and bucket.is_attached:
+            return self._original(connections, bucket, key, facts)
+        if reply.status != 200:
+            raise failure(request, reply)
+        if requests.lacks_size(reply, facts):
+            reply = requests.with_size(reply, self._first_byte(connections, byte), byte)
+        return requests.parse_object(reply, bucket, key, facts)
 
     def _original(
         self, connections: ConnectionSet, bucket: Bucket, key: str, facts: requests.BucketFacts

@@ -197,6 +197,12 @@ class Session(Protocol):
         """Describe the current version of one object; see `ObjectStore.head`."""
         ...
 
+    def describe(
+        self, connections: ConnectionSet, bucket: Bucket, key: str, *, latest: bool = False
+    ) -> ObjectInfo:
+        """Do the same in the thread; an answer other than that to a HEAD is an error."""
+        ...
+
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
     ) -> None:

@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -49,6 +49,7 @@ from aisfs.stores.ais.requests import (
     transform_object,
 )
 from aisfs.stores.port import ObjectStore
+from aisfs.stores.results import Draft
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +224,7 @@ class EtlTransformer(Questions):
         self._arguments = arguments
         self._note = note
         self._said = ""
+        self._defined = self._define("")
         """How the ETLs are defined, as far as the cluster says that."""
         self._is_pulled = False
         self._is_secret = False
@@ -238,14 +240,16 @@ class EtlTransformer(Questions):
                 await self.ask()
         return self._defined
 
-    @property
-    def _defined(self) -> str:
-        return json.dumps(["etl", *self._names, self._arguments, self._said])
+    def _define(self, said: str) -> str:
+        return json.dumps(["etl", *self._names, self._arguments, said])
 
     def go_on(self, said: str) -> None:
         """Believe what was noted, until the ETLs say it themselves."""
-        self._said = said
+        self._believe(said)
         self._is_pulled = _is_pulled(json.loads(said) if said else [])
+
+    def _believe(self, said: str) -> None:
+        self._said, self._defined = said, self._define(said)
 
     async def ask(self) -> None:
         """Ask how the ETLs are defined, which run then; one question for all that wait.
@@ -273,12 +277,12 @@ class EtlTransformer(Questions):
             said.append(details.definition)
         self._is_pulled = _is_pulled(said)
         self._asked, before = trio.current_time(), self._said
-        self._said = json.dumps(said, sort_keys=True)
+        self._believe(json.dumps(said, sort_keys=True))
         if self._said != before:
             await trio.to_thread.run_sync(self._note, self._said)
 
     async def transform(
-        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: BinaryIO
+        self, store: ObjectStore, bucket: Bucket, source: ObjectInfo, out: Draft
     ) -> str:
         """Write what the ETLs make of exactly this version; see `Transformer`.
 
@@ -289,8 +293,9 @@ class EtlTransformer(Questions):
             text = "an ETL would transform another object than this, since its name has ?, # or %"
             raise TransformFailed(f"{subject}: {text}")
         try:
-            await self._read(bucket, source.key, out)
-            found = await store.head(bucket, source.key)
+            found = await self._read(bucket, source.key, out)
+            if found is None:
+                found = await store.head(bucket, source.key)
             await self.ask()
         except JobNotFound as error:
             raise Unavailable(str(error)) from error
@@ -305,13 +310,13 @@ class EtlTransformer(Questions):
     def close(self) -> None:
         """See `Transformer`."""
 
-    async def _read(self, bucket: Bucket, key: str, out: BinaryIO) -> None:
+    async def _read(self, bucket: Bucket, key: str, out: Draft) -> ObjectInfo | None:
+        """Read a whole result; return what the source is then, unless that has to be asked for again."""
         request = get_transformed(bucket, key, self._names, self._arguments)
         transport = self._session.transport
 
-        def work(connections: ConnectionSet) -> None:
-            out.seek(0)
-            out.truncate()
+        def work(connections: ConnectionSet) -> ObjectInfo | None:
+            out.restart()
             with transport.open(connections, request) as body:
                 reply = body.reply
                 is_delimited = "content-length" in reply.headers or "chunked" in reply.headers.get(
@@ -326,12 +331,13 @@ class EtlTransformer(Questions):
                         out.write(piece[:got])
                 except Unavailable as error:
                     raise TransformBroken(str(error)) from error
-            out.flush()
-            out.seek(max(0, out.tell() - MOST_APPENDED))
-            if why := appended_error(out.read(), request.path):
+            if why := appended_error(out.end(MOST_APPENDED), request.path):
                 raise TransformBroken(f"{request.subject}: the transformation broke off: {why}")
+            with suppress(AisfsError):
+                return self._session.describe(connections, bucket, key)
+            return None
 
-        await self._session.run(request.subject, work, bucket, key)
+        return await self._session.run(request.subject, work, bucket, key)
 
 
 def _is_pulled(said: Sequence[dict[str, Any]]) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aisfs.core.archive.tar_scanner import TarScanner
 from aisfs.core.views.join import Column, join_samples
-from aisfs.core.views.shuffle_order import CUT_OFF, TogetherSamples
+from aisfs.core.views.sample_lists import CUT_OFF, TogetherSamples
 from aisfs.core.views.shuffled_tar import ShuffledShard, shuffled_shards
 from aisfs.core.views.spec import ShardSplit
 from aisfs.settings import Join, KeyRule

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.core.archive.tar_scanner import TarScanner
+from aisfs.core.views.sample_lists import SeparateSamples, ShardSamples
 from aisfs.core.views.samples import SPLITS
-from aisfs.core.views.shuffle_order import SeparateSamples, ShardSamples
 from aisfs.core.views.shuffled_tar import ShuffledShard, SourceTar, shuffled_shards
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
