@@ -1,6 +1,6 @@
 """For training with PyTorch, with a mount or without; nothing else in the package needs this one.
 
-`sampler` deals out the shuffled samples of an epoch, `samples` is a data set of the samples in shards, `announce` tells a mount
+`sampler` deals out the shuffled samples of an epoch, `samples` is a data set of the samples in shards, `announcing` tells a mount
 what a sampler draws.
 
     from aisfs.torch import ShardSamples, ShardWindowSampler
@@ -13,7 +13,7 @@ what a sampler draws.
             ...
 """
 
-from aisfs.torch.announce import AnnouncedSampler, announce
+from aisfs.torch.announcing import AnnouncedSampler, announce
 from aisfs.torch.sampler import ShardWindowSampler, SpreadBatches
 from aisfs.torch.samples import ShardSamples
 

@@ -19,7 +19,7 @@ from cachetools import LRUCache
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import LabelColumn
-from aisfs.core.names.inodes import split_member
+from aisfs.core.names.inodes import slot_of, split_member
 from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX
 from aisfs.core.names.sources import DatasetSource
 from aisfs.core.names.urls import url_of
@@ -175,8 +175,10 @@ def _members(folder: str, below: bytes) -> Iterator[tuple[int, bytes]]:
                 yield member[2] if member is not None else 0, name
 
 
-def _read_file(path: str) -> bytes:
+def _read_file(path: str, shard: Shard) -> bytes:
     with open(path, "rb", buffering=0) as file:
+        if slot_of(os.fstat(file.fileno()).st_ino) != slot_of(shard.inode):
+            raise Stale(f"{shard.url} has changed since the data set was made")
         return file.readall()
 
 
@@ -353,5 +355,5 @@ class SampleReader:
                     raise Stale(f"{shard.url} has changed since the data set was made")
                 samples = self._listed[at] = _listed(shard.folder)
         key, parts = samples[number]
-        contents = {extension: _read_file(path) for extension, path in parts}
+        contents = {extension: _read_file(path, shard) for extension, path in parts}
         return {"__url__": shard.url, "__key__": key, **contents}

@@ -117,6 +117,13 @@ def test_an_order_that_is_drawn_once_cannot_be_announced_before(mount: Mount, pi
         announce(pictures, data.RandomSampler(pictures))
 
 
+def test_a_sampler_that_would_lose_its_place_is_refused(pictures: Any):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader.sampler")
+    sampler = stateful.StatefulDistributedSampler(pictures, num_replicas=1, rank=0)
+    with pytest.raises(TypeError, match="keeps its own place"):
+        AnnouncedSampler(pictures, sampler)
+
+
 def test_after_a_restart_the_rest_is_announced(mount: Mount, pictures: Any):
     sampler = ShardWindowSampler(pictures, window=3, num_replicas=2, rank=0)
     sampler.load_state_dict({**sampler.state_dict(), "place": 101})

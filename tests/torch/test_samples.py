@@ -212,9 +212,12 @@ def test_a_shard_that_changes_is_an_error(tmp_path: Path):
         endpoint = server.endpoint
         with mounted("ais://b", tmp_path / "mnt", endpoint=endpoint, options=ttl) as mount:
             remote = ShardSamples("ais://b", endpoint=endpoint, cache_size=0)
-            through = ShardSamples(mount.path, cache_dir=tmp_path / "cache")
+            through, again = (
+                ShardSamples(mount.path, cache_dir=tmp_path / "cache") for _ in range(2)
+            )
+            assert again[0]["txt"] == b"1"
             (bucket / "s.tar").write_bytes(tar((b"x.txt", b"3"), (b"y.txt", b"4")))
-            for dataset in (remote, through):
+            for dataset in (remote, through, again):
                 with pytest.raises(Stale, match=r"s\.tar"):
                     dataset[0]
 

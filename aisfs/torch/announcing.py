@@ -65,7 +65,16 @@ class AnnouncedSampler:
     """Draws what another sampler, or batch sampler, draws, and announces it at the beginning of each epoch."""
 
     def __init__(self, dataset: Files, sampler: Sampler) -> None:
-        """Announce the order of `sampler` to the mount of `dataset`."""
+        """Announce the order of `sampler` to the mount of `dataset`.
+
+        Raises:
+            TypeError: the sampler keeps its own place, and would lose it, since all of its order is drawn at once.
+        """
+        known = isinstance(sampler, ShardWindowSampler | SpreadBatches)
+        if not known and hasattr(sampler, "state_dict"):
+            raise TypeError(
+                f"{type(sampler).__name__} keeps its own place; ShardWindowSampler does, too, and can be announced"
+            )
         self.dataset = dataset
         self.sampler = sampler
 
