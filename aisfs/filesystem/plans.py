@@ -9,19 +9,21 @@ A recorded order is a file with a first line and records, each second some more;
 
 import json
 import logging
+import math
 import os
 import stat
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from struct import error as StructError
 
 import trio
 
 from aisfs.core.names.inodes import slot_of, split_member
-from aisfs.core.policy.plan import DROPPED_AFTER, LOST_AFTER, Plan
+from aisfs.core.policy.plan import Plan
 from aisfs.engine.batches import MOST, SIZE_MAX, Batches
 from aisfs.engine.disk import unattended
 from aisfs.engine.fetcher import Fetcher
@@ -49,6 +51,8 @@ CHUNK_FILES, CHUNK_BYTES = 1024, 4 << 20
 """Files that are looked at together: those of one shard that lie side by side are fetched together."""
 NEAR, NEAR_MAX = 16 << 10, 512 << 10
 """Bytes between two files of a shard that are fetched for nothing rather than with a second request, at least and at most."""
+IDLE_SECONDS = 5.0
+"""How long a plan waits for a read once all of it was fetched: nothing is left to do for it."""
 SPAN_MAX = 4 << 20
 """Bytes of files that are fetched together; of a larger file the first ones, behind which read-ahead begins."""
 ORDER_MAX = 1 << 30
@@ -150,46 +154,57 @@ class Plans:
 
     def _take_reads(self) -> None:
         self._told = False
+        plans = [plan for plan, _ in self._plans.values()]
         while self._reads:
             number = self._reads.popleft()
-            for plan, _ in self._plans.values():
-                if not plan.read(number) and plan.strays % LOST_AFTER == 0:
-                    self._services.start_soon(self._look_for, plan, number)
+            expected = False
+            for plan in plans:
+                expected |= plan.read(number)
+            for plan in plans if not expected else ():
+                if plan.stray(number):
+                    what = f"looking for the readers of the plan {plan.name}"
+                    self._services.start_soon(unattended, what, partial(self._look_for, plan))
         self._tell()
 
-    async def _look_for(self, plan: Plan, number: int) -> None:
-        """Go on where the readers are, if they are anywhere in the plan."""
-        strays = plan.strays
-        place = await trio.to_thread.run_sync(plan.locate, number)
-        if place is not None and plan.strays >= strays:
-            log.info("plan %s: its readers are at file %d", plan.name, place)
-            plan.move_to(place)
-            self._tell()
-        elif plan.strays >= DROPPED_AFTER and self._plans.get(plan.name, (None,))[0] is plan:
+    async def _look_for(self, plan: Plan) -> None:
+        """Go on where the readers are, if they are anywhere in the plan; end it if nobody follows."""
+        for place in plan.search():
+            if place is not None:
+                log.info("plan %s: its readers are at file %d", plan.name, place)
+                plan.move_to(place)
+                self._tell()
+                return
+            await trio.lowlevel.checkpoint()
+        if plan.lost and self._is_there(plan):
             log.warning(
-                "plan %s ends: the last %d files that were read are not in it, or not where it has them",
-                plan.name,
-                plan.strays,
+                "plan %s ends: what is read is not in it, or not where it has it", plan.name
             )
             self.drop(plan.name)
+
+    def _is_there(self, plan: Plan) -> bool:
+        return self._plans.get(plan.name, (None,))[0] is plan
 
     async def _follow(
         self, plan: Plan, scope: trio.CancelScope, names: EarlierNumbers | None
     ) -> None:
         """Fetch what is next until the plan ends."""
-        with scope:
-            while not plan.ended:
-                news = self._news
-                while plan.ahead_bytes < self._room() and (numbers := plan.take(CHUNK_FILES)):
-                    await self._fetch_all(plan, numbers, names)
-                await news.wait()
-            log.info(
-                "plan %s: %d of %d files were read in its order",
-                plan.name,
-                plan.followed,
-                len(plan),
-            )
-            del self._plans[plan.name]
+        try:
+            with scope:
+                while not plan.ended:
+                    news = self._news
+                    while plan.ahead_bytes < self._room() and (numbers := plan.take(CHUNK_FILES)):
+                        await self._fetch_all(plan, numbers, names)
+                    with trio.move_on_after(IDLE_SECONDS if plan.taken else math.inf) as waiting:
+                        await news.wait()
+                    if (
+                        waiting.cancelled_caught
+                    ):  # the rest is in the page cache, or nobody wants it
+                        break
+                said = "plan %s: %d of %d files were read in its order"
+                log.info(said, plan.name, plan.followed, len(plan))
+        finally:
+            if self._is_there(plan):
+                del self._plans[plan.name]
 
     def _room(self) -> int:
         share = self._fetcher.memory_limit // AHEAD_SHARE // max(1, len(self._plans))
@@ -203,7 +218,9 @@ class Plans:
         size = 0
         for at, number in enumerate(numbers, 1):
             place = await self._place(number, names)
-            if place is not None:
+            if place is not None and not place[1]:
+                plan.skip(number)
+            elif place is not None:
                 opened, lies = place
                 plan.begin(number, len(lies))
                 if not opened.will_be_read(lies):
@@ -225,19 +242,24 @@ class Plans:
                 begun = [
                     self._fetcher.bring(*each, together) for each in small[start : start + MOST]
                 ]
-            self._services.start_soon(self._wait, list(chain.from_iterable(begun)))
+            self._wait_for(chain.from_iterable(begun))
         for opened, span in spans:
             if len(span) != opened.info.size or len(span) > SIZE_MAX:
                 await self._turns.acquire()
-                self._services.start_soon(self._wait, self._fetcher.bring(opened, span))
+                self._wait_for(self._fetcher.bring(opened, span))
 
-    async def _wait(self, parts: Sequence[Part]) -> None:
+    def _wait_for(self, parts: Iterable[Part]) -> None:
         """Give a turn back once parts are here, or have failed."""
-        try:
-            for part in parts:
-                await part.done.wait()
-        finally:
-            self._turns.release()
+        awaited = list(parts)
+
+        async def wait() -> None:
+            try:
+                for part in awaited:
+                    await part.done.wait()
+            finally:
+                self._turns.release()
+
+        self._services.start_soon(unattended, "fetching for a plan", wait)
 
     def _near(self) -> int:
         """Return how many bytes take as long as the next request does."""
@@ -249,11 +271,11 @@ class Plans:
     async def _place(
         self, number: int, names: EarlierNumbers | None
     ) -> tuple[OpenObject, ByteRange] | None:
-        """Return where the bytes of a file lie; None if that cannot be found, or there are none."""
+        """Return where the bytes of a file lie; None if that is not known, or if they come with a whole shard."""
         try:
             node = await self._node(number, names)
             if isinstance(node, ObjectNode):
-                if number in self._filesystem.inodes.files.by_ino or not node.info.size:
+                if number in self._filesystem.inodes.files.by_ino:
                     return None
                 lies = ByteRange(0, min(node.info.size, SPAN_MAX))
                 return self._fetcher.open(node.bucket, node.info), lies
@@ -267,9 +289,7 @@ class Plans:
             stop = min(lies.stop, view.index.end_of(row), lies.start + SPAN_MAX)
             lies = ByteRange(lies.start, max(stop, lies.start))
             reads = self._reader.open_shard(node.bucket, node.info, view.index)
-            if lies.start == lies.stop or self._reader.brings_whole(reads):
-                return None
-            return reads.opened, lies
+            return None if lies and self._reader.brings_whole(reads) else (reads.opened, lies)
         except AisfsError:
             return None
 
@@ -344,11 +364,12 @@ class Recorder:
         self._noted: set[int] = set()
         """What the file says of what numbers stand for."""
         self._reads: deque[int] = deque()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if go_on else os.O_TRUNC)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if go_on else os.O_TRUNC)
         try:
-            self._file = os.fdopen(os.open(path, flags, 0o666), "wb", buffering=0)
-            if not os.fstat(self._file.fileno()).st_size:
-                self._file.write(HEADING)
+            self._file = os.open(path, flags, 0o666)
+            self._end = _whole(path.read_bytes()) if go_on else 0
+            if not self._end:
+                self._append(HEADING)
         except OSError as error:
             raise ConfigError(f"--record {path}: {error.strerror}") from error
 
@@ -360,14 +381,26 @@ class Recorder:
             self._reads.append(ino)
 
     async def record(self) -> None:
-        """Write every second what came since; never returns."""
+        """Write every second what came since, as long as that works."""
         try:
-            while True:
+            while self._file >= 0:
                 await trio.sleep(RECORD_SECONDS)
                 await trio.to_thread.run_sync(self._write)
         finally:
             self._write()
-            self._file.close()
+            self._close()
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, data: bytes) -> None:
+        os.ftruncate(self._file, self._end)  # what was not written whole
+        left = memoryview(data)
+        while left:
+            left = left[os.pwrite(self._file, left, self._end + len(data) - len(left)) :]
+        self._end += len(data)
 
     def _write(self) -> None:
         numbers = array("Q")
@@ -380,11 +413,12 @@ class Recorder:
                 self._note(slot_of(number), node, known)
                 if isinstance(node, ObjectNode):
                     self._note(node.parent, self._inodes.get(node.parent), known)
-        if numbers:
+        if numbers and self._file >= 0:
             try:
-                self._file.write(b"".join([*records(known), order_record(numbers)]))
+                self._append(b"".join([*records(known), order_record(numbers)]))
             except OSError as error:
-                log.warning("--record %s: %s", self._path, error.strerror)
+                log.warning("--record %s: %s: no more is recorded", self._path, error.strerror)
+                self._close()
 
     def _note(self, number: int, node: Node | None, known: list[tuple[int, Node]]) -> None:
         if node is not None and number not in self._noted:
@@ -408,9 +442,19 @@ def read_recorded(path: Path) -> Order:
 
 
 def _parsed(data: bytes) -> Order:
-    if data.startswith(HEADING):
-        order, names = split_order(data[len(HEADING) :])
+    if not data.startswith(HEADING):
+        order = array("Q")
+        order.frombytes(data)
+        return order, None
+    try:
+        order, names, _ = split_order(data[len(HEADING) :])
         return order, EarlierNumbers(names)
-    order = array("Q")
-    order.frombytes(data)
-    return order, None
+    except (ValueError, TypeError, LookupError, StructError) as error:
+        raise ConfigError(f"the recorded order is damaged: {error}") from error
+
+
+def _whole(data: bytes) -> int:
+    """Return how many of the bytes of a recorded order are whole records."""
+    if not data.startswith(HEADING):
+        return 0
+    return len(HEADING) + split_order(data[len(HEADING) :])[2]

@@ -346,10 +346,13 @@ def order_record(numbers: "array[int]") -> bytes:
     return _record(_ORDER, numbers.tobytes())
 
 
-def split_order(data: bytes) -> tuple["array[int]", bytes]:
-    """Return the numbers of all records of an order, and the other records; of a last one that is cut off, the numbers."""
+def split_order(data: bytes) -> tuple["array[int]", bytes, int]:
+    """Return the numbers of all records of an order, the other records, and how long the whole ones are together.
+
+    The last one may be cut off; then the numbers in it count, if it has any.
+    """
     order, others = array("Q"), []
-    at = 0
+    at = whole = 0
     while at + _RECORD.size <= len(data):
         length, kind = _RECORD.unpack_from(data, at)
         body, at = at + _RECORD.size, at + _RECORD.size + length
@@ -358,7 +361,8 @@ def split_order(data: bytes) -> tuple["array[int]", bytes]:
             order.frombytes(data[body : body + there // order.itemsize * order.itemsize])
         elif at <= len(data):
             others.append(data[body - _RECORD.size : at])
-    return order, b"".join(others)
+        whole = at if at <= len(data) else whole
+    return order, b"".join(others), whole
 
 
 def _turn(fd: int) -> tuple[int, int]:

@@ -140,6 +140,9 @@ def check_places(plan: MountPlan) -> None:
     places = {"--cache-dir": str(plan.cache.cache_dir)} if plan.cache.cache_size != 0 else {}
     if plan.writing.writable:
         places["--staging-dir"] = str(plan.writing.staging_dir)
+    for option in ("record", "replay"):
+        if (file := getattr(plan.cache, option)) is not None:
+            places[f"--{option}"] = str(file)
     mountpoint = os.path.realpath(plan.mountpoint)
     if isinstance(plan.source, DirectorySource):
         source = os.path.realpath(plan.source.path)

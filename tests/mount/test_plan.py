@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 from aisfs.commands.options import Exit
+from aisfs.filesystem.plans import HEADING
 from tests.mount.cache_data import Dataset, make_objects, make_shards, shuffled
 from tests.mount.cache_tools import MIB, Meter, list_folders, read
 from tests.mount.datasets import sample, write_shard
@@ -200,7 +201,7 @@ def test_a_plan_that_nobody_follows_ends_and_says_so(
     place.mkdir()
     for number in range(1200):
         (place / f"{number:04}").write_text(str(number))
-    expected = ["plan default ends: the last 1,?0[0-9]+ files"]
+    expected = ["plan default ends: what is read is not in it"]
     with mounted(
         "ais://many", mountpoint, endpoint=server.endpoint, expected_log=expected
     ) as mount:
@@ -247,17 +248,64 @@ def test_wrong_input_is_said_in_a_line(
             assert said in one_line(done.stderr).encode()
         done = aisfs("plan", "--drop", mount.path, lines)
         assert done.returncode == Exit.USAGE
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(HEADING + (9).to_bytes(4, "little") + b"\x01" + b"x" * 9)
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint) as mount:
+        done = aisfs("plan", mount.path, damaged)
+        assert "the recorded order is damaged" in one_line(done.stderr)
     lines.write_text("a\n")
     done = aisfs("plan", tmp_path, lines)
     assert b"not a mountpoint" in done.stderr or b"not of aisfs" in done.stderr
     for options, said in (
         (("--replay", str(tmp_path / "none")), "No such file"),
         (("--replay", str(lines)), "no order that --record has written"),
+        (("--replay", str(damaged)), "the recorded order is damaged"),
         (("--record", str(tmp_path / "none" / "x")), "No such file"),
+        (("--record", "/dev/full"), "--record /dev/full: "),
         (("--record", str(lines), "--no-fastpath"), "not with --no-fastpath"),
     ):
         words = ["ais://o", *options]
         check_refused(words, mountpoint, endpoint=server.endpoint, code=Exit.USAGE, said=said)
+    words = ["ais://o", "--record", str(mountpoint / "order")]
+    said = "--record lies below the mountpoint"
+    check_refused(words, mountpoint, endpoint=server.endpoint, code=Exit.MOUNTPOINT, said=said)
+
+
+def test_a_record_goes_on_where_a_daemon_broke_off(
+    server: RunningServer, objects: Dataset, mountpoint: Path, tmp_path: Path
+):
+    recorded = tmp_path / "order"
+    options = ("--record", str(recorded))
+    with mounted(
+        "ais://o",
+        mountpoint,
+        endpoint=server.endpoint,
+        options=options,
+        keeper=True,
+        expected_log=["goes on with the mount"],
+    ) as mount:
+        read(mount.path, some(objects.files, 0, 10))
+        eventually(lambda: recorded.stat().st_size > 100)
+        pid = json.loads(os.getxattr(mount.path, "user.aisfs.about"))["pid"]
+        with recorded.open("ab") as file:
+            file.write(b"\xff\0\0\0\x05half a record")
+        os.kill(pid, 9)
+        read(mount.path, some(objects.files, 10, 30))
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint) as mount:
+        assert announce(mount, recorded) == "30 files expected\n"
+
+
+def test_a_plan_ends_though_some_of_its_files_are_never_read(
+    server: RunningServer, store: Path, mountpoint: Path, tmp_path: Path
+):
+    place = store / "some"
+    place.mkdir()
+    for name, content in (("a", "a"), ("b", "b"), ("empty", "")):
+        (place / name).write_text(content)
+    with mounted("ais://some", mountpoint, endpoint=server.endpoint) as mount:
+        announce(mount, tmp_path / "lines", "a", "b", "empty")
+        assert [(mount.path / name).read_text() for name in "ab"] == ["a", "b"]
+        eventually(lambda: plans(mount) == [])
 
 
 def test_a_restarted_daemon_goes_on_without_the_plan_and_with_the_record(

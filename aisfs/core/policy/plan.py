@@ -4,22 +4,32 @@ A plan is a sequence of inode numbers, 8 bytes each. What is about to be read is
 read yet. Readers may go through it side by side, as the workers of a loader do, so a file may be read somewhat later than the
 ones behind it. How much later, the reads show; what is further behind counts as read from the page cache, where no one sees it.
 
-A file that is read and not in the window may be anybody's. Only when many in a row are not, the readers are looked for
-elsewhere in the order: they may have begun in its middle, or have gone on to the next epoch early. A plan that nobody follows
-ends.
+A file that is read and not in the window may be anybody's. If many in a row are not, the readers are looked for elsewhere in
+the order: they may have begun in its middle, or have gone on to the next epoch early. They are only found where many of what was
+read lately lie close together, since another job may read the same files in an order of its own. A plan ends if reads outside of it
+outnumber twice those in it.
 """
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
 
 WINDOW_MAX = 8192
 """Files ahead of the readers, whatever their size."""
 LOST_AFTER = 64
 """Reads in a row outside the window until the readers are looked for elsewhere: more than a few strangers, and few of an epoch."""
+_FOUND_BY = 16
+"""How many of these lie close together where the readers are."""
+_CLOSE = 512
+"""How close: a plan has readers side by side, and some that were seen late."""
 DROPPED_AFTER = 1024
-"""Reads in a row that are nowhere in the plan until it ends."""
+"""How many more reads outside the plan than twice those in it end it."""
+ORDERS_MAX = 3
+"""Orders of one plan: the one that is being read, and the next ones. More come in place of the oldest."""
 _SLACK = 64
 """How far behind the furthest reader a file still counts as ahead, if no reader is known to be later."""
+_SEARCHED = 1 << 15
+"""Numbers that are gone through at once, in less than a millisecond: other threads stand still meanwhile."""
 
 
 class Plan:
@@ -32,8 +42,10 @@ class Plan:
         """Bytes of files in the window."""
         self.followed = 0
         """Files that were read from the window."""
-        self.strays = 0
-        """Reads outside the window since the last one in it."""
+        self.followers = 0
+        """Twice the reads in the window less those outside of all plans, lately."""
+        self._strays: deque[int] = deque(maxlen=LOST_AFTER)
+        """The last reads outside of all plans since one in the window."""
         self._orders: deque[array[int]] = deque()
         self._base = 0
         """How many files the orders had that are over."""
@@ -56,17 +68,27 @@ class Plan:
     @property
     def ended(self) -> bool:
         """Whether all of it was read."""
-        return not self._window and all(len(order) == 0 for order in self._rest())
+        return not self._window and self.taken
+
+    @property
+    def taken(self) -> bool:
+        """Whether all of it was taken."""
+        return sum(map(len, self._orders)) == self._taken
 
     def add(self, order: "array[int]") -> None:
         """Add what will be read after all that is known so far; `order` is of type `Q`."""
         self._orders.append(order)
+        if len(self._orders) > ORDERS_MAX:
+            self._next_order()
+
+    def _next_order(self) -> None:
+        self._base += len(self._orders.popleft())
+        self._taken = 0
 
     def take(self, most: int) -> list[int]:
-        """Return the next numbers to fetch, `most` at most; `begin` tells which of them will be read."""
+        """Return the next numbers to fetch, `most` at most; for each of them, `begin` or `skip` is called."""
         while len(self._orders) > 1 and self._taken == len(self._orders[0]):
-            self._base += len(self._orders.popleft())
-            self._taken = 0
+            self._next_order()
         most = min(most, WINDOW_MAX - len(self._window))
         if not self._orders or most <= 0:
             return []
@@ -83,16 +105,21 @@ class Plan:
             self._window[number] = place, size
             self.ahead_bytes += size - before
 
+    def skip(self, number: int) -> None:
+        """Record that nothing is to be fetched of a file of the window."""
+        _, size = self._window.pop(number, (0, 0))
+        self.ahead_bytes -= size
+
     def read(self, number: int) -> bool:
         """Record that a file was read; return whether it was in the window."""
         found = self._window.pop(number, None)
         if found is None:
-            self.strays += 1
             return False
         place, size = found
         self.ahead_bytes -= size
         self.followed += 1
-        self.strays = 0
+        self.followers = min(self.followers + 2, DROPPED_AFTER)
+        self._strays.clear()
         self._lag = max(self._furthest - place, self._lag - (self._lag >> 10))
         if place >= self._furthest:
             self._furthest = place + 1
@@ -108,26 +135,41 @@ class Plan:
             del self._window[number]
             self.ahead_bytes -= size
 
-    def locate(self, number: int) -> int | None:
-        """Return where in the plan a number is, the latest order first. Takes a second for 50 million; for any thread."""
-        orders = list(self._orders)
-        base = self._base + sum(map(len, orders))
-        for order in reversed(orders):
-            base -= len(order)
-            try:
-                return base + order.index(number)
-            except ValueError:
-                continue
-        return None
+    def stray(self, number: int) -> bool:
+        """Record that a file was read that is in the window of no plan; return whether the readers are to be looked for."""
+        self.followers -= 1
+        self._strays.append(number)
+        return len(self._strays) == LOST_AFTER
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody seems to follow it."""
+        return self.followers <= -DROPPED_AFTER
+
+    def search(self) -> Iterator[int | None]:
+        """Look for the readers: yield None every now and then, at last where they are in the plan, if they are there."""
+        strays = list(self._strays)
+        self._strays.clear()
+        wanted, base = strays[-1], self._base
+        for order in list(self._orders):
+            for start in range(0, len(order), _SEARCHED):
+                yield None
+                try:
+                    at = order.index(wanted, start, start + _SEARCHED)
+                except ValueError:
+                    continue
+                close = min(_CLOSE, len(order) // 8 + 1)
+                near = set(order[max(0, at - close) : at + close])
+                if sum(number in near for number in strays) >= _FOUND_BY:
+                    yield base + at
+                    return
+            base += len(order)
 
     def move_to(self, place: int) -> None:
-        """Go on at a place that `locate` returned."""
+        """Go on at a place that `search` has found."""
         while len(self._orders) > 1 and place >= self._base + len(self._orders[0]):
-            self._base += len(self._orders.popleft())
+            self._next_order()
         self._taken = max(0, place - self._base)
         self._window.clear()
-        self.ahead_bytes = self.strays = self._lag = 0
+        self.ahead_bytes = self._lag = 0
         self._furthest = place
-
-    def _rest(self) -> list["array[int]"]:
-        return [self._orders[0][self._taken :], *list(self._orders)[1:]] if self._orders else []

@@ -81,26 +81,86 @@ def test_no_more_than_the_window_is_ahead_and_then_the_next_order():
     assert plan.position == 1
 
 
+def found(plan: Plan) -> int | None:
+    return next((place for place in plan.search() if place is not None), None)
+
+
+def stray(plan: Plan, numbers: list[int]) -> None:
+    for number in numbers:
+        assert not plan.read(number)
+        plan.stray(number)
+
+
 def test_readers_that_begin_elsewhere_are_found():
-    order = list(range(100, 1100))
+    order = list(range(100, 9100))
     plan = planned(order, order[::-1])
     plan.take(10)
-    for number in order[500 : 500 + LOST_AFTER]:
-        assert not plan.read(number)
-    assert plan.strays == LOST_AFTER < DROPPED_AFTER
-    assert plan.locate(99) is None
-    place = plan.locate(order[500])
-    assert place == 1000 + 499, "the next epoch, if both have it"
+    stray(plan, order[5000 : 5000 + LOST_AFTER])
+    place = found(plan)
+    assert place == 5000 + LOST_AFTER - 1
     plan.move_to(place)
-    assert plan.take(2) == [order[500], order[499]]
-    assert (plan.position, plan.strays) == (place, 0)
+    assert plan.take(2) == [order[place], order[place + 1]]
+    assert plan.position == place
+    stray(plan, order[6000 : 6000 - LOST_AFTER : -1])
+    assert found(plan) == 5999 - LOST_AFTER + 2, "the first order, wherever it has them"
+
+
+def test_the_next_epoch_is_found_once_it_is_read():
+    source = random.Random(3)
+    first, second = (source.sample(range(9000), 9000) for _ in range(2))
+    plan = planned(first, second)
+    stray(plan, second[:LOST_AFTER])
+    assert found(plan) == 9000 + LOST_AFTER - 1
+
+
+def test_a_job_with_an_order_of_its_own_does_not_move_the_plan_and_ends_it():
+    source = random.Random(4)
+    order, other = (source.sample(range(50_000), 50_000) for _ in range(2))
+    plan = planned(order)
+    window = plan.take(300)
+    reads = 0
+    while not plan.lost:
+        number = other[reads]
+        reads += 1
+        if not plan.read(number) and plan.stray(number):
+            assert found(plan) is None
+    assert DROPPED_AFTER <= reads < 1.1 * DROPPED_AFTER
+    assert plan.take(10) == order[300:310]
+    assert len(window) == 300
+
+
+def test_readers_beside_others_keep_their_plan():
+    order = list(range(20_000))
+    plan = planned(order)
+    for number in order:
+        plan.take(100)
+        assert plan.read(number)
+        for other in range(2):
+            plan.stray(100_000 + 2 * number + other)
+    assert not plan.lost
+
+
+def test_orders_that_nobody_reads_do_not_pile_up():
+    plan = planned(*([each, each + 1] for each in range(0, 40, 2)))
+    assert len(plan) == 40
+    assert [plan.take(1) for _ in range(7)] == [[34], [35], [36], [37], [38], [39], []]
 
 
 def test_ten_million_files_take_eight_bytes_each():
     plan = planned()
     plan.add(array("Q", range(10_000_000)))
     assert len(plan) == 10_000_000
-    place = plan.locate(9_999_999)
-    assert place is not None
+    stray(plan, list(range(9_999_900, 10_000_000)))
+    place = found(plan)
+    assert place == 9_999_999
     plan.move_to(place)
     assert plan.take(10) == [9_999_999]
+
+
+def test_what_cannot_be_fetched_is_not_waited_for():
+    plan = planned([1, 2, 3])
+    assert plan.take(3) == [1, 2, 3]
+    plan.skip(3)
+    assert plan.read(1)
+    assert plan.read(2)
+    assert plan.ended
