@@ -36,6 +36,7 @@ from aisfs.core.names.listing import (
     child_key,
     refusal,
 )
+from aisfs.engine.disk import unattended
 from aisfs.engine.fetcher import Hooks
 from aisfs.engine.overlay import Overlay, Probes
 from aisfs.errors import (
@@ -307,12 +308,12 @@ class Lister:
 
         async def make() -> None:
             try:
-                with suppress(AisfsError):  # a lookup will run into it too
-                    await self._make((place[0], place[1]), listing, place[2], listed)
+                await self._make((place[0], place[1]), listing, place[2], listed)
             finally:
                 self._making.discard(place)
 
-        self._nursery.start_soon(make)
+        what = f"making {place[0]}/{listed.key} ahead"  # a lookup will run into its errors too
+        self._nursery.start_soon(unattended, what, make)
 
     async def check_bucket(self, bucket: Bucket) -> float:
         """Return until when the bucket may be believed to exist; asks when it is not listed.

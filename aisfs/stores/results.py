@@ -49,6 +49,15 @@ create table if not exists definitions (mount text primary key, said text) witho
 """
 
 
+@contextmanager
+def on_disk() -> Iterator[None]:
+    """Report what the disk refuses as an error of the object that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise ContentUnreadable(f"results of transformations: {error}") from error
+
+
 class Result(NamedTuple):
     """What is known of a result, whose file may be gone."""
 
@@ -121,9 +130,10 @@ class Results:
                 self._db.executemany("insert or ignore into results values (?, ?, ?, ?, ?)", new)
                 self._db.execute("commit")
             except BaseException:
-                self._db.execute("rollback")
+                self._roll_back()
                 raise
 
+    @on_disk()
     def open(self, digest: bytes, content: bytes) -> int | None:
         """Open the file of a result; None if it is gone, or damaged."""
         path = self._path(digest, content)
@@ -140,7 +150,7 @@ class Results:
             if noted is None or noted < now - _TOUCH_SECONDS:
                 self._verified[digest, content] = now
                 old = "update results set used = ? where digest = ? and used < ?"
-                with self._using():
+                with suppress(ContentUnreadable), self._using():  # on a full disk, it can be read
                     self._db.execute(old, (now, digest, now - _TOUCH_SECONDS))
         except BaseException:
             os.close(descriptor)
@@ -173,6 +183,7 @@ class Results:
 
         Raises:
             TransformFailed: it is larger than all results may be.
+            ContentUnreadable: the disk refuses it.
         """
         size = draft.finish()
         if _weight(size) > self.limit:
@@ -180,10 +191,12 @@ class Results:
                 f"the result has {size} bytes, and there is room for {self.limit}, half of --cache-size"
             )
         content, now = draft.checksum(), time.time()
-        descriptor = os.dup(draft.file.fileno()) if opens else None
+        descriptor: int | None = None
         with self._using():
             self._db.execute("begin immediate")
             try:
+                if opens:
+                    descriptor = os.dup(draft.file.fileno())
                 self._make_room(_weight(size), digest)
                 draft.move(self._path(digest, content))
                 row = (digest, size, content, now, 1)
@@ -191,9 +204,9 @@ class Results:
                 self._db.execute("commit")
             except BaseException:
                 self._seen = -1
-                self._db.execute("rollback")
                 if descriptor is not None:
                     os.close(descriptor)
+                self._roll_back()
                 raise
         self._verified[digest, content] = now
         return Result(size, content), descriptor
@@ -216,6 +229,10 @@ class Results:
             self._db.execute("update results set kept = 0 where digest = ?", (each,))
             self._taken -= _weight(size)
         self._taken += weight
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:  # on a full disk, SQLite has done so itself
+            self._db.execute("rollback")
 
     def _drop(self, digest: bytes, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -284,7 +301,10 @@ def _weight(size: int) -> int:
 
 
 class Draft:
-    """A file that a result is being written to, made when it is first used. Any thread may use it, one at a time."""
+    """A file that a result is being written to, made when it is first used. Any thread may use it, one at a time.
+
+    What the disk refuses is `ContentUnreadable`; of `move`, OSError.
+    """
 
     def __init__(self, path: Path) -> None:
         """Write to this path, of which there is nothing."""
@@ -295,12 +315,14 @@ class Draft:
         """How many bytes `write` has got: all, unless something else writes to the file."""
 
     @property
+    @on_disk()
     def file(self) -> BinaryIO:
         """The file."""
         if self._file is None:
             self._file = open(self._path, "x+b", opener=locks.opener)  # noqa: SIM115 - until `discard`
         return self._file
 
+    @on_disk()
     def restart(self) -> None:
         """Begin again."""
         self.file.seek(0)
@@ -308,22 +330,26 @@ class Draft:
         self._hasher.reset()
         self._written = 0
 
+    @on_disk()
     def write(self, piece: memoryview | bytes) -> None:
         """Add the next bytes."""
         self.file.write(piece)
         self._hasher.update(piece)
         self._written += len(piece)
 
+    @on_disk()
     def end(self, most: int) -> bytes:
         """Return the last bytes, `most` at most."""
         size = self.finish()
         return os.pread(self.file.fileno(), most, max(0, size - most))
 
+    @on_disk()
     def finish(self) -> int:
         """Have all bytes in the file; return how many there are."""
         self.file.flush()
         return os.fstat(self.file.fileno()).st_size
 
+    @on_disk()
     def checksum(self) -> bytes:
         """Return the checksum of all bytes."""
         if self.finish() == self._written:
@@ -339,8 +365,10 @@ class Draft:
     def discard(self) -> None:
         """Remove the file, unless it was kept."""
         if self._file is not None:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # what is not written yet need not be
+                self._file.close()
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
 
 def checksum(descriptor: int) -> bytes:

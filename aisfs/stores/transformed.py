@@ -53,7 +53,7 @@ from aisfs.stores.port import (
     WritableStore,
 )
 from aisfs.stores.posix_metadata import is_link, mtime_of
-from aisfs.stores.results import Draft, Result, Results
+from aisfs.stores.results import Draft, Result, Results, on_disk
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Transformer(Protocol):
         Raises:
             Stale, NotFound: it is another version by now, or gone.
             TransformFailed: it cannot be transformed. `TransformBroken`: this time.
+            ContentUnreadable: the disk has no place for it.
             Unavailable: whatever the object, nothing can be transformed at the moment.
         """
         ...
@@ -514,6 +515,7 @@ class CommandTransformer:
         """See `Transformer`. Source and result are files, so no end waits for the other, and none holds a request."""
         before = await self.definition()
         with (
+            on_disk(),
             tempfile.TemporaryFile(dir=self._scratch) as content,
             tempfile.TemporaryFile(dir=self._scratch) as said,
         ):

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -400,6 +402,65 @@ def test_a_stopped_etl_is_no_missing_object(
             (mountpoint / "big.txt").stat()
         etl(server, "POST", "/upper-etl/start")
         assert (mountpoint / "big.txt").read_bytes() == BIG.upper()
+
+
+@pytest.mark.parametrize("how", [["--etl", "twice-etl"], ["--transform", "sed s/.*/&&/"]])
+def test_results_without_a_directory_are_errors(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path, how: list[str]
+) -> None:
+    """The mount stays, also where objects are transformed ahead of who asks for them."""
+    for number in range(20):
+        put(server.endpoint, "b", f"many/{number:02}", b"text")
+    data = tmp_path / "cache/v1/transformed/data"
+    with transformed(*how, source="ais://b/many/", log=["results of transformations"]):
+        shutil.rmtree(data)
+        for name in ("00", "01", "02", "03"):
+            with pytest.raises(OSError, match="Input/output"):
+                (mountpoint / name).stat()
+        data.mkdir()
+        assert {each.stat().st_size for each in mountpoint.iterdir()} == {8}
+        assert (mountpoint / "19").read_bytes() == b"texttext"
+
+
+def test_shards_whose_results_have_no_directory_are_errors(
+    transformed: Any, mountpoint: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "cache/v1/transformed/data"
+    options = ("--etl", "tar-etl")
+    with transformed(*options, source="ais://pets/samples-*.tar", log=["results of transf"]):
+        shutil.rmtree(data)
+        for name in ("samples-00", "samples-01"):
+            with pytest.raises(OSError, match="Input/output"):
+                os.listdir(mountpoint / name)
+        data.mkdir()
+        assert len(list(mountpoint.glob("*/*.jpg"))) == 9
+
+
+def test_results_on_a_full_disk_are_errors(
+    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    for number in range(20):
+        put(server.endpoint, "b", f"many/{number:02}", b"text" * 50_000)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "none", str(cache)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not permitted")
+    try:
+        options = ("--etl", "upper-etl", "--cache-size", "64M")
+        log = ["results of transformations", "transformed: ", "No space", "full"]
+        with transformed(*options, source="ais://b/many/", log=log):
+            assert (mountpoint / "00").read_bytes() == b"TEXT" * 50_000
+            with (cache / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while True:
+                    filler.write(bytes(4096))
+            for name in ("02", "03", "04"):
+                assert refused(mountpoint / name, {b"TEXT" * 50_000}) in (None, errno.EIO)
+            assert refused(mountpoint / "12") == errno.EIO
+            (cache / "filler").unlink()
+            assert (mountpoint / "12").read_bytes() == b"TEXT" * 50_000
+    finally:
+        subprocess.run(["umount", "-l", str(cache)], check=True)
 
 
 SLOW = "tr a-z A-Z | { head -c 4000; sleep 0.05; cat; }"

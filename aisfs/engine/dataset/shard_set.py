@@ -43,6 +43,7 @@ from aisfs.core.names.urls import url_of
 from aisfs.core.views.merged import folder_names, folder_names_of_columns
 from aisfs.core.views.sample_views import parse_table
 from aisfs.core.views.spec import is_path, parse_classes
+from aisfs.engine.disk import unattended
 from aisfs.engine.listing import Lister
 from aisfs.errors import (
     AccessDenied,
@@ -251,7 +252,9 @@ class ShardSet:
             return None
         before, self._made_last = self._made_last, at
         if at == before + 1 < len(self._shards) - 1 and not self._shards[at + 1].info.is_sized:
-            nursery.start_soon(self._make_ahead, at + 1)
+            shard = self._shards[at + 1]  # whoever needs it will run into its errors too
+            what = f"making {shard.bucket}/{shard.info.key} ahead"
+            nursery.start_soon(unattended, what, partial(self._make, at + 1))
         await self._make(at)
         return self.find(name)
 
@@ -263,10 +266,6 @@ class ShardSet:
         """
         unsized = (at for at, shard in self.current if not shard.info.is_sized)
         await all_of((partial(self._make, at) for at in unsized), MADE_AT_ONCE)
-
-    async def _make_ahead(self, at: int) -> None:
-        with suppress(AisfsError):  # whoever needs it will run into it too
-            await self._make(at)
 
     async def _make(self, at: int) -> None:
         shard = self._shards[at]
