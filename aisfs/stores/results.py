@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 import xxhash
 
-from aisfs.errors import ConfigError, ContentUnreadable, TransformFailed
+from aisfs.errors import ConfigError, ContentUnreadable, Stale, TransformFailed
 from aisfs.system import locks
 from aisfs.system.locks import Rank, ranked_lock
 
@@ -134,8 +134,13 @@ class Results:
                 raise
 
     @on_disk()
-    def open(self, digest: bytes, content: bytes) -> int | None:
-        """Open the file of a result; None if it is gone, or damaged."""
+    def open(self, digest: bytes, result: Result) -> int | None:
+        """Open the file of a result; None if it is gone, or damaged.
+
+        Raises:
+            Stale: it has another size, which is known from now on.
+        """
+        content = result.content
         path = self._path(digest, content)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -147,6 +152,13 @@ class Results:
                 self._drop(digest, path)
                 os.close(descriptor)
                 return None
+            size = os.fstat(descriptor).st_size
+            if size != result.size:
+                true = "update results set size = ? where digest = ? and content = ?"
+                with self._using():
+                    self._db.execute(true, (size, digest, content))
+                    self._seen = -1
+                raise Stale(f"a result has {size} bytes, not {result.size}")
             if noted is None or noted < now - _TOUCH_SECONDS:
                 self._verified[digest, content] = now
                 old = "update results set used = ? where digest = ? and used < ?"

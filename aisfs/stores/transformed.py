@@ -275,10 +275,12 @@ class TransformedStore(ReadOnlyStore):
             return await self._inner.stream(bucket, expected, sink)
         descriptor = await self._open(bucket, expected)
         try:
-            at = 0
-            while piece := await trio.to_thread.run_sync(os.pread, descriptor, _PIECE, at):
-                await trio.to_thread.run_sync(sink, memoryview(piece))
-                at += len(piece)
+            content = FileContent(descriptor, expected.size, f"the result of {expected.key}")
+            buffer = memoryview(bytearray(min(_PIECE, expected.size)))
+            for at in range(0, expected.size, _PIECE):
+                piece = buffer[: expected.size - at]
+                await trio.to_thread.run_sync(content.read_into, at, piece)
+                await trio.to_thread.run_sync(sink, piece)
         finally:
             os.close(descriptor)
 
@@ -297,17 +299,15 @@ class TransformedStore(ReadOnlyStore):
         info, descriptor = await self._make(bucket, source, opens=True)
         if descriptor is None:
             raise TransformFailed(info.custom[FAILURE])
-        if info.version != expected.version:
+        if (info.version, info.size) != (expected.version, expected.size):
             os.close(descriptor)
             raise Stale(f"{bucket}/{expected.key}: its transformation gives another content now")
         return descriptor
 
     def _find_file(self, expected: ObjectInfo) -> int | None:
         """Open the file of a result, if it is there. In a thread."""
-        digest, _, content = expected.version.partition("-")
-        if content == _FAILED:
-            return None
-        return self._results.open(bytes.fromhex(digest), bytes.fromhex(content))
+        found = result_of(expected)
+        return self._results.open(*found) if found is not None else None
 
     # Transformations -----------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class TransformedStore(ReadOnlyStore):
 
         def find() -> _Made | None:
             result = self._results.find([digest]).get(digest)
-            descriptor = self._results.open(digest, result.content) if result and opens else None
+            descriptor = self._results.open(digest, result) if result and opens else None
             if result is None or (opens and descriptor is None):
                 return None
             return _object(source, digest, result), descriptor

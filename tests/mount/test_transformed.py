@@ -823,17 +823,26 @@ def test_a_damaged_table_is_only_a_warning(
     assert index(server, tmp_path, "--etl", "upper-etl", "ais://b")[0] == Exit.OK
 
 
+@pytest.mark.parametrize(("more", "content"), [(1, b"x" * 16), (1, b""), (-1, b"")])
 def test_a_table_that_says_something_else(
-    transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path
+    transformed: Any,
+    mountpoint: Path,
+    server: RunningServer,
+    tmp_path: Path,
+    more: int,
+    content: bytes,
 ) -> None:
     """Sizes that others wrote may be wrong; content is not."""
     assert index(server, tmp_path, "--etl", "upper-etl", "ais://b")[0] == Exit.OK
     key = "ais/b/.aisfs-index/upper-etl.sizes"
     table = requests.get(f"{server.endpoint}/v1/objects/aisfs-index/{key}", timeout=30).content
-    rows = {digest: (size + 1, b"x" * 16) for digest, (size, _) in decode_sizes(table).items()}
+    rows = {
+        digest: (max(0, size + more), content or right)
+        for digest, (size, right) in decode_sizes(table).items()
+    }
     put(server.endpoint, "aisfs-index", key, encode_sizes(rows))
-    with transformed("--etl", "upper-etl", log=["content now"]):
-        assert (mountpoint / "a.txt").stat().st_size == 7
+    with transformed("--etl", "upper-etl", log=["content now", "a result has 6 bytes"]):
+        assert (mountpoint / "a.txt").stat().st_size == 6 + more
         assert refused(mountpoint / "a.txt", {b"HELLO\n"}) in (None, errno.ESTALE)
         assert eventually(lambda: refused(mountpoint / "a.txt", {b"HELLO\n"}) is None)
         assert (mountpoint / "a.txt").stat().st_size == 6

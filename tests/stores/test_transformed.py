@@ -32,6 +32,7 @@ from aisfs.stores.transformed import (
     CommandTransformer,
     TransformedStore,
     parse_command,
+    result_of,
 )
 from tests.support.for_each import for_each
 from tests.support.mounts import eventually
@@ -185,6 +186,28 @@ async def test_a_result_that_comes_out_differently_is_another_version(setup):
     assert now.version != info.version
     assert await setup.read(now) == b"XYZ"
     assert setup.upper.runs == 2
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("is_made", [False, True])
+async def test_a_size_that_somebody_else_said_wrongly(setup, more, is_made):
+    """No reader gets the bytes of another size, and the next look-up has the right one."""
+    setup.memory.put(B, "a", b"abc")
+    source = await setup.head("a")
+    digest, result = result_of(source)
+    if not is_made:
+        clear(setup.cache)
+        setup.again()
+    setup.results.learn({digest: (3 + more, result.content)})
+    setup.results._db.execute("update results set size = ?", (3 + more,))
+    info = await setup.head("a")
+    assert info.size == 3 + more
+    with pytest.raises(Stale):
+        await setup.store.stream(B, info, lambda _: None)
+    with pytest.raises(Stale):
+        await setup.store.read_range(B, info, 0, memoryview(bytearray(2)))
+    assert await setup.read(await setup.head("a")) == b"ABC"
+    assert setup.upper.runs == (1 if is_made else 2)
 
 
 async def test_other_sources_and_definitions_are_other_versions(setup):
