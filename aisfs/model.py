@@ -221,6 +221,9 @@ class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
             and self.mtime_ns == other.mtime_ns
         )
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # that of msgspec compares whether they are the same object
+
     def __hash__(self) -> int:
         return hash((self.key, self.size, self.version, self.checksum, self.mtime_ns))
 
