@@ -52,6 +52,7 @@ from aisfs.errors import (
     NotFound,
     SourceMissing,
     Stale,
+    Unavailable,
     Unsupported,
 )
 from aisfs.metrics import Metrics
@@ -182,6 +183,8 @@ class Shard:
 
 MADE_AT_ONCE = 64
 """Shards that are asked to be made; what makes them does as many at once as it can."""
+MADE_MOST = 5
+"""Times that one look-up has a shard made which is found anew, or changes, meanwhile."""
 
 
 class ShardSet:
@@ -264,21 +267,26 @@ class ShardSet:
         Raises:
             AisfsError: one could not.
         """
-        unsized = (at for at, shard in self.current if not shard.info.is_sized)
-        await all_of((partial(self._make, at) for at in unsized), MADE_AT_ONCE)
+        while unsized := [at for at, shard in self.current if not shard.info.is_sized]:
+            await all_of((partial(self._make, at) for at in unsized), MADE_AT_ONCE)
 
     async def _make(self, at: int) -> None:
+        """Have a shard made as it is shown by then, unless it is gone."""
+        for _ in range(MADE_MOST):
+            shard = self._shards[at]
+            if at in self._gone or shard.info.is_sized:
+                return
+            try:
+                info = await self._store.sized(shard.bucket, shard.info)
+            except NotFound:
+                self._changed.add(at)
+                await self.settle()
+                continue
+            if self._shards[at] is shard:
+                self._shards[at] = replace(shard, info=info)
+                return
         shard = self._shards[at]
-        if shard.info.is_sized:
-            return
-        try:
-            info = await self._store.sized(shard.bucket, shard.info)
-        except NotFound:
-            self._changed.add(at)
-            await self.settle()
-            return
-        if self._shards[at] is shard:
-            self._shards[at] = replace(shard, info=info)
+        raise Unavailable(f"{shard.bucket}/{shard.info.key}: changes while it is made")
 
     def changed(self, bucket: Bucket, info: ObjectInfo) -> bool:
         """Mark this version as no longer what the store has; return whether it was shown."""
