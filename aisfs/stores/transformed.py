@@ -202,14 +202,22 @@ class TransformedStore(ReadOnlyStore):
         await trio.to_thread.run_sync(self._results.learn, rows)
 
     async def gives_again(self, bucket: Bucket, shown: ObjectInfo) -> bool:
-        """Return whether an object gives the same bytes when it is transformed once more; that result is not kept."""
+        """Return whether an object gives the same bytes when it is transformed once more; that result is not kept.
+
+        Raises:
+            Stale, NotFound: it is another one by now, or gone, or is transformed in another way.
+            TransformFailed, Unavailable: this time, it could not be; there is no second try.
+        """
         source = await self._inner.head(bucket, shown.key)
         with self._results.begin() as draft:
             async with self._limiter:
-                await self._transformer.transform(self._inner, bucket, source, draft)
+                run = self._transformer.transform
+                definition = await run(self._inner, bucket, source, draft)
             found = await trio.to_thread.run_sync(draft.checksum)
         result = result_of(shown)
-        return result is not None and result[1].content == found
+        if result is None or result[0] != self._digest(bucket, source, definition):
+            raise Stale(f"{bucket}/{shown.key}: is another one now")
+        return result[1].content == found
 
     async def _shown(self, bucket: Bucket, page: Page) -> Page:
         known = await self._known(bucket, page.objects)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,7 +12,7 @@ from aisfs.core.index.sizes import ROWS_MOST, Row, encode_sizes
 from aisfs.core.names.sources import BucketSource, DatasetSource
 from aisfs.engine.dataset.shard_set import find_shards, walk
 from aisfs.engine.index_sources import IndexBucket
-from aisfs.errors import ConfigError, NotFound, TransformFailed
+from aisfs.errors import ConfigError, NotFound, Stale, TransformFailed, Unavailable
 from aisfs.model import FAILURE, Bucket, ObjectInfo
 from aisfs.mount.plan import SourcePlan, plan_transformed
 from aisfs.mount.services import Services, open_services
@@ -178,11 +179,16 @@ class _Work:
             await put(shelf, where.bucket, tables.key(where, place.directory), data)
 
     async def _compare(self, some: Sequence[ObjectInfo]) -> None:
+        """Compare results of objects that can be transformed twice; one that cannot this time says nothing of the others."""
         for info in some:
-            made = await self._store.sized(self._place.bucket, info)
-            if result_of(made) is None:
-                continue
-            if not await self._store.gives_again(self._place.bucket, made):
+            same = True
+            with suppress(NotFound):
+                made = await self._store.sized(self._place.bucket, info)
+                if result_of(made) is None:
+                    continue
+                with suppress(Stale, TransformFailed, Unavailable):
+                    same = await self._store.gives_again(self._place.bucket, made)
+            if not same:
                 raise TransformFailed(
                     f"{self._place.bucket}/{info.key}: {self._plan.transform.etl} gives other bytes each time,"
                     " so there are no sizes to publish"

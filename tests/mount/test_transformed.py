@@ -810,6 +810,20 @@ def test_sizes_that_cannot_be_published(
         assert (code != Exit.OK, text in said) == (True, True), said
 
 
+@pytest.mark.parametrize(
+    ("second", "left"),
+    [("exit 3", 4), ("rm {b}/empty.txt; cat", 3), ("cat; echo changed >{b}/a.txt", 4)],
+    ids=["fails-once", "goes", "changes"],
+)
+def test_objects_that_cannot_be_compared_do_not_end_it(
+    server: RunningServer, mode: Path, tmp_path: Path, second: str, left: int
+) -> None:
+    runs, second = tmp_path / "runs", second.format(b=server.root / "b")
+    mode.write_text(f"echo >>{runs}; if [ $(wc -l <{runs}) = 2 ]; then {second}; else cat; fi")
+    code, said = index(server, tmp_path, "--etl", "mode-etl", "ais://b")
+    assert (code, f"{left} sizes published" in said) == (Exit.OK, True), said
+
+
 @pytest.mark.parametrize("damage", [b"", b"AISFSETL", b"x" * 5000])
 def test_a_damaged_table_is_only_a_warning(
     transformed: Any, mountpoint: Path, server: RunningServer, tmp_path: Path, damage: bytes

@@ -210,6 +210,22 @@ async def test_a_size_that_somebody_else_said_wrongly(setup, more, is_made):
     assert setup.upper.runs == (1 if is_made else 2)
 
 
+async def test_results_are_compared_of_one_source_and_definition(setup):
+    async def gives_again(change=lambda: None):
+        setup.memory.put(B, "a", b"abc")
+        shown = await setup.head("a")
+        change()
+        return await setup.store.gives_again(B, shown)
+
+    assert await gives_again()
+    assert not await gives_again(lambda: setattr(setup.upper, "change", bytes.lower))
+    assert len(setup.files()) == 2
+    with pytest.raises(Stale):
+        await gives_again(lambda: setup.memory.put(B, "a", b"other"))
+    with pytest.raises(Stale):
+        await gives_again(lambda: setattr(setup.upper, "text", "lower"))
+
+
 async def test_other_sources_and_definitions_are_other_versions(setup):
     setup.memory.put(B, "a", b"abc")
     first = (await setup.listed())["a"]
