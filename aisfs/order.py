@@ -1,6 +1,7 @@
 """Says to a mount in which order its files will be read. Needs Python's library only, and no service of the package.
 
-A mount knows files by their inode numbers, which one listing of a directory has for all files in it. They go there in a file
+A mount knows files by their inode numbers, which one listing of a directory has for all files in it, unless they are still
+to be transformed. They go there in a file
 in memory: the daemon reads what the process that asks for an extended attribute has open.
 """
 
@@ -12,6 +13,9 @@ from collections.abc import Iterable
 ATTRIBUTE = "user.aisfs.plan"
 _FEW = 16
 """Files of one directory that are looked up one by one: it may have millions."""
+_COMPARED = 4
+"""Files of a larger directory that are looked up to see whether the listing has their numbers. It has not where objects are
+transformed and not made yet; some may be."""
 
 
 class NotAnnounced(Exception):
@@ -20,6 +24,8 @@ class NotAnnounced(Exception):
 
 def numbers_of(paths: Iterable[str], missing: list[str] | None = None) -> "array[int]":
     """Return the inode numbers of files, in the order of their paths.
+
+    Where objects are transformed, all of them are made for that.
 
     Args:
         paths: Of files in one mount.
@@ -39,6 +45,10 @@ def numbers_of(paths: Iterable[str], missing: list[str] | None = None) -> "array
         if len(files) > _FEW:
             with os.scandir(directory or ".") as entries:
                 numbers = {entry.name: entry.inode() for entry in entries}
+            some = files[:: len(files) // _COMPARED]
+            if any(_is_another(os.path.join(directory, n), numbers.get(n)) for _, n in some):
+                numbers.clear()
+                files.sort(key=lambda file: file[1])  # then the mount makes the next ones meanwhile
         for at, name in files:
             number = numbers.get(name)
             if number is None:  # a name that exists without being listed, or is missing
@@ -52,6 +62,14 @@ def numbers_of(paths: Iterable[str], missing: list[str] | None = None) -> "array
                     continue
             found[at] = number
     return array("Q", filter(None, found)) if missing else found
+
+
+def _is_another(path: str, listed: int | None) -> bool:
+    """Return whether a listed file has another number than the listing says."""
+    try:
+        return listed is not None and os.lstat(path).st_ino != listed
+    except FileNotFoundError:
+        return False
 
 
 def in_memory(order: "array[int]") -> int:

@@ -88,6 +88,24 @@ def test_objects_are_there_before_they_are_read(
         assert aisfs("plan", mount.path).stdout == b"no plans\n"
 
 
+@pytest.mark.parametrize("made", [0, 1, 20])
+def test_objects_that_are_not_transformed_yet(
+    server: RunningServer, objects: Dataset, mountpoint: Path, tmp_path: Path, made: int
+):
+    order = shuffled(objects.files, 1)
+    options = ("--transform", "tr a b", "--cache-dir", str(tmp_path / "cache"))
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        for name in list(order)[:made]:
+            (mount.path / name).stat()
+        assert announce(mount, tmp_path / "lines", *order) == "30 files expected\n"
+        paths = [str(mount.path / name) for name in order]
+        total = sum(os.stat(path).st_size for path in paths)
+        assert eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
+        for path in paths:
+            Path(path).read_bytes()
+        assert eventually(lambda: plans(mount) == [])
+
+
 def test_members_are_fetched_just_ahead_and_once(
     server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
 ):
