@@ -55,7 +55,7 @@ def decode_sizes(data: bytes) -> dict[bytes, Row]:
         columns = inflater.decompress(data[_HEAD.size : -_SHA256], count * _ROW + 1)
     except zlib.error as error:
         raise IndexRefused(str(error)) from error
-    if len(columns) != count * _ROW or not inflater.eof:
+    if len(columns) != count * _ROW or not inflater.eof or inflater.unused_data:
         raise IndexRefused("its length is wrong")
     contents, planes = count * DIGEST, 2 * count * DIGEST
     sizes = bytearray(8 * count)

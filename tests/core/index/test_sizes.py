@@ -1,5 +1,7 @@
 """The published table of sizes of transformed objects."""
 
+from hashlib import sha256
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,13 @@ def test_damage_is_noticed(rows, data):
     for damaged in (changed, whole[:at], whole + b"x"):
         with pytest.raises(IndexRefused):
             decode_sizes(damaged)
+
+
+def test_bytes_behind_the_table_are_refused():
+    """Also where the checksum is right."""
+    data = encode_sizes({b"d" * 16: (1, b"c" * 16)})[:-32] + b"more"
+    with pytest.raises(IndexRefused, match="length"):
+        decode_sizes(data + sha256(data).digest())
 
 
 def test_no_table_is_larger_than_is_read():
