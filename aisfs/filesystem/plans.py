@@ -9,7 +9,6 @@ A recorded order is a file with a first line and records, each second some more;
 
 import json
 import logging
-import math
 import os
 import stat
 from array import array
@@ -51,8 +50,10 @@ CHUNK_FILES, CHUNK_BYTES = 1024, 4 << 20
 """Files that are looked at together: those of one shard that lie side by side are fetched together."""
 NEAR, NEAR_MAX = 16 << 10, 512 << 10
 """Bytes between two files of a shard that are fetched for nothing rather than with a second request, at least and at most."""
-IDLE_SECONDS = 5.0
-"""How long a plan waits for a read once all of it was fetched: nothing is left to do for it."""
+IDLE_SECONDS = 600.0
+"""How long a plan waits for a read: as long as a trainer may evaluate."""
+FETCHED_SECONDS = 5.0
+"""How long once all of it was fetched: nothing is left to do for it."""
 SPAN_MAX = 4 << 20
 """Bytes of files that are fetched together; of a larger file the first ones, behind which read-ahead begins."""
 ORDER_MAX = 1 << 30
@@ -190,16 +191,18 @@ class Plans:
         """Fetch what is next until the plan ends."""
         try:
             with scope:
+                followed, since = 0, trio.current_time()
                 while not plan.ended:
                     news = self._news
                     while plan.ahead_bytes < self._room() and (numbers := plan.take(CHUNK_FILES)):
                         await self._fetch_all(plan, numbers, names)
-                    with trio.move_on_after(IDLE_SECONDS if plan.taken else math.inf) as waiting:
+                    patience = FETCHED_SECONDS if plan.taken else IDLE_SECONDS
+                    with trio.move_on_at(since + patience):
                         await news.wait()
-                    if (
-                        waiting.cancelled_caught
-                    ):  # the rest is in the page cache, or nobody wants it
-                        break
+                    if plan.followed != followed:
+                        followed, since = plan.followed, trio.current_time()
+                    elif trio.current_time() >= since + patience:
+                        break  # the rest is in the page cache, or nobody wants it
                 said = "plan %s: %d of %d files were read in its order"
                 log.info(said, plan.name, plan.followed, len(plan))
         finally:

@@ -77,14 +77,14 @@ def test_objects_are_there_before_they_are_read(
     with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=NO_DISK) as mount:
         meter = Meter(server)
         assert announce(mount, tmp_path / "lines", *order) == "30 files expected\n"
-        eventually(lambda: plans(mount)[0]["ahead_bytes"] == objects.size)
+        assert eventually(lambda: plans(mount)[0]["ahead_bytes"] == objects.size)
         assert meter.take()["get_bytes"] == objects.size
         shown = aisfs("plan", mount.path).stdout.decode()
         assert "default" in shown
         assert "30" in shown
         read(mount.path, order)
         meter.nothing()
-        eventually(lambda: plans(mount) == [])
+        assert eventually(lambda: plans(mount) == [])
         assert aisfs("plan", mount.path).stdout == b"no plans\n"
 
 
@@ -116,12 +116,11 @@ def test_members_are_fetched_just_ahead_and_once(
         list_folders(mount.path, shards)
         meter = Meter(server)
         announce(mount, tmp_path / "lines", *order)
-        eventually(lambda: plans(mount)[0]["ahead_bytes"] >= 4 * MIB)
+        assert eventually(lambda: plans(mount)[0]["ahead_bytes"] >= 4 * MIB)
         before = meter.take()
         assert before["get_bytes"] < 9 * MIB
         read(mount.path, order)
         assert meter.take()["get_bytes"] + before["get_bytes"] < 1.3 * shards.size
-        eventually(lambda: plans(mount) == [])
 
 
 def test_a_permutation_numbers_pictures_as_torchvision_does(
@@ -168,13 +167,13 @@ def test_an_order_that_was_recorded_is_fetched_by_a_fresh_mount(
     replay = (*NO_DISK, "--replay", str(recorded))
     with mounted(None, mountpoint, endpoint=server.endpoint, options=replay) as mount:
         root = mount.path / "ais"
-        eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
+        assert eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
         read(root / "b" / "train", files)
         read(root / "o", shuffled(objects.files, 6))
-        eventually(lambda: plans(mount) == [])
+        assert eventually(lambda: plans(mount) == [])
     with mounted(None, mountpoint, endpoint=server.endpoint, options=NO_DISK) as mount:
         assert announce(mount, recorded) == "70 files expected\n"
-        eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
+        assert eventually(lambda: plans(mount)[0]["ahead_bytes"] == total)
     data = recorded.read_bytes()
     recorded.write_bytes(data[:-9])  # its daemon was killed
     with mounted(None, mountpoint, endpoint=server.endpoint, options=replay) as mount:
@@ -200,17 +199,24 @@ def test_what_changed_since_the_record_is_read_as_it_is(
         assert not (mount.path / "c").exists()
 
 
-def test_readers_may_begin_in_the_middle_and_go_on_to_the_next_epoch(
-    server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
+def test_readers_may_begin_in_the_middle_of_the_next_epoch(
+    server: RunningServer, store: Path, mountpoint: Path, tmp_path: Path
 ):
-    first, second = shuffled(shards.members, 7), shuffled(shards.members, 8)
-    options = (*NO_DISK, "--memory-limit", "16MiB", "--prefetch-shards", "0")
-    with mounted("ais://b/train", mountpoint, endpoint=server.endpoint, options=options) as mount:
+    """With memory for a twentieth of the data ahead."""
+    names = [f"{number:03}" for number in range(400)]
+    (store / "spread").mkdir()
+    for name in names:
+        (store / "spread" / name).write_bytes(name.encode() * 66_000)
+    first, second = (random.Random(seed).sample(names, len(names)) for seed in (7, 8))
+    options = (*NO_DISK, "--memory-limit", "16MiB")
+    with mounted("ais://spread", mountpoint, endpoint=server.endpoint, options=options) as mount:
         announce(mount, tmp_path / "lines", *first)
         announce(mount, tmp_path / "lines", *second)
-        assert plans(mount)[0]["files"] == len(first) + len(second)
-        read(mount.path, some(second, 30, len(second)))
-        eventually(lambda: plans(mount) == [])
+        assert plans(mount)[0]["files"] == 800
+        for name in second[100:]:
+            assert (mount.path / name).read_bytes() == name.encode() * 66_000
+        assert eventually(lambda: plans(mount) == [])
+        assert "its readers are at file" in mount.log()
 
 
 def test_a_plan_that_nobody_follows_ends_and_says_so(
@@ -227,7 +233,7 @@ def test_a_plan_that_nobody_follows_ends_and_says_so(
         announce(mount, tmp_path / "lines", "0000", "0001")
         for number in range(2, 1200):
             assert (mount.path / f"{number:04}").read_text() == str(number)
-        eventually(lambda: plans(mount) == [])
+        assert eventually(lambda: plans(mount) == [])
         assert b"plan default ends" in aisfs("status", mount.path).stdout
 
 
@@ -304,7 +310,7 @@ def test_a_record_goes_on_where_a_daemon_broke_off(
         expected_log=["goes on with the mount"],
     ) as mount:
         read(mount.path, some(objects.files, 0, 10))
-        eventually(lambda: recorded.stat().st_size > 100)
+        assert eventually(lambda: recorded.stat().st_size > 100)
         pid = json.loads(os.getxattr(mount.path, "user.aisfs.about"))["pid"]
         with recorded.open("ab") as file:
             file.write(b"\xff\0\0\0\x05half a record")
@@ -324,7 +330,7 @@ def test_a_plan_ends_though_some_of_its_files_are_never_read(
     with mounted("ais://some", mountpoint, endpoint=server.endpoint) as mount:
         announce(mount, tmp_path / "lines", "a", "b", "empty")
         assert [(mount.path / name).read_text() for name in "ab"] == ["a", "b"]
-        eventually(lambda: plans(mount) == [])
+        assert eventually(lambda: plans(mount) == [])
 
 
 def test_a_restarted_daemon_goes_on_without_the_plan_and_with_the_record(
@@ -343,7 +349,7 @@ def test_a_restarted_daemon_goes_on_without_the_plan_and_with_the_record(
     ) as mount:
         announce(mount, tmp_path / "lines", *objects.files)
         read(mount.path, some(objects.files, 0, 10))
-        eventually(lambda: recorded.stat().st_size > 100)
+        assert eventually(lambda: recorded.stat().st_size > 100)
         pid = json.loads(os.getxattr(mount.path, "user.aisfs.about"))["pid"]
         os.kill(pid, 9)
         read(mount.path, some(objects.files, 10, 30))

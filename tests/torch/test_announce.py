@@ -56,7 +56,7 @@ def all_followed(mount: Mount, log_before: int) -> None:
 
     A worker that the machine holds up for long comes late for a few.
     """
-    eventually(lambda: plans(mount) == [])
+    assert eventually(lambda: plans(mount) == [])
     followed = re.findall(r"(\d+) of (\d+) files were read in its", mount.log()[log_before:])[-1]
     assert int(followed[1]) == PICTURES
     assert int(followed[0]) > 0.9 * PICTURES

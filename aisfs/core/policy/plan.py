@@ -4,7 +4,7 @@ A plan is a sequence of inode numbers, 8 bytes each. What is about to be read is
 read yet. Readers may go through it side by side, as the workers of a loader do, so a file may be read somewhat later than the
 ones behind it. How much later, the reads show; what is further behind counts as read from the page cache, where no one sees it.
 
-A file that is read and not in the window may be anybody's. If many in a row are not, the readers are looked for elsewhere in
+A file that is read and not in the window may be anybody's. If many are not, the readers are looked for elsewhere in
 the order: they may have begun in its middle, or have gone on to the next epoch early. They are only found where many of what was
 read lately lie close together, since another job may read the same files in an order of its own. A plan ends if reads outside of it
 outnumber twice those in it.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 WINDOW_MAX = 8192
 """Files ahead of the readers, whatever their size."""
 LOST_AFTER = 64
-"""Reads in a row outside the window until the readers are looked for elsewhere: more than a few strangers, and few of an epoch."""
+"""How many more reads outside the window than in it have the readers looked for: more than a few strangers, and few of an epoch."""
 _FOUND_BY = 16
 """How many of these lie close together where the readers are."""
 _CLOSE = 512
@@ -45,7 +45,7 @@ class Plan:
         self.followers = 0
         """Twice the reads in the window less those outside of all plans, lately."""
         self._strays: deque[int] = deque(maxlen=LOST_AFTER)
-        """The last reads outside of all plans since one in the window."""
+        """The last reads outside of all plans, less one for each in the window."""
         self._orders: deque[array[int]] = deque()
         self._base = 0
         """How many files the orders had that are over."""
@@ -119,7 +119,8 @@ class Plan:
         self.ahead_bytes -= size
         self.followed += 1
         self.followers = min(self.followers + 2, DROPPED_AFTER)
-        self._strays.clear()
+        if self._strays:  # not all of them: by chance, other readers meet the window, too
+            self._strays.popleft()
         self._lag = max(self._furthest - place, self._lag - (self._lag >> 10))
         if place >= self._furthest:
             self._furthest = place + 1
