@@ -52,7 +52,7 @@ NEAR, NEAR_MAX = 16 << 10, 512 << 10
 """Bytes between two files of a shard that are fetched for nothing rather than with a second request, at least and at most."""
 IDLE_SECONDS = 600.0
 """How long a plan waits for a read: as long as a trainer may evaluate."""
-FETCHED_SECONDS = 5.0
+FETCHED_SECONDS = 30.0
 """How long once all of it was fetched: nothing is left to do for it."""
 SPAN_MAX = 4 << 20
 """Bytes of files that are fetched together; of a larger file the first ones, behind which read-ahead begins."""
@@ -220,7 +220,7 @@ class Plans:
         wanted: dict[OpenObject, list[ByteRange]] = {}
         size = 0
         for at, number in enumerate(numbers, 1):
-            place = await self._place(number, names)
+            place = await self._place(number, names) if number in plan else None
             if place is not None and not place[1]:
                 plan.skip(number)
             elif place is not None:
@@ -366,7 +366,7 @@ class Recorder:
         self._seen: set[int] = set()
         self._noted: set[int] = set()
         """What the file says of what numbers stand for."""
-        self._reads: deque[int] = deque()
+        self._reads: deque[tuple[int, Node | None]] = deque()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if go_on else os.O_TRUNC)
         try:
             self._file = os.open(path, flags, 0o666)
@@ -381,7 +381,7 @@ class Recorder:
         """The start of a file was read."""
         if ino not in self._seen:
             self._seen.add(ino)
-            self._reads.append(ino)
+            self._reads.append((ino, self._inodes.get(ino)))  # the kernel may forget it soon
 
     async def record(self) -> None:
         """Write every second what came since, as long as that works."""
@@ -407,11 +407,10 @@ class Recorder:
 
     def _write(self) -> None:
         numbers = array("Q")
-        while self._reads:
-            numbers.append(self._reads.popleft())
         known: list[tuple[int, Node]] = []
-        for number in numbers:
-            node = self._inodes.get(number)
+        while self._reads:
+            number, node = self._reads.popleft()
+            numbers.append(number)
             if isinstance(node, ShardNode | ObjectNode):
                 self._note(slot_of(number), node, known)
                 if isinstance(node, ObjectNode):

@@ -20,8 +20,8 @@ LOST_AFTER = 64
 """How many more reads outside the window than in it have the readers looked for: more than a few strangers, and few of an epoch."""
 _FOUND_BY = 16
 """How many of these lie close together where the readers are."""
-_CLOSE = 512
-"""How close: a plan has readers side by side, and some that were seen late."""
+_CLOSE = 256
+"""How close: a plan has readers side by side, and some that were seen late. In a small order less, where any are close by chance."""
 DROPPED_AFTER = 1024
 """How many more reads outside the plan than twice those in it end it."""
 ORDERS_MAX = 3
@@ -59,6 +59,10 @@ class Plan:
 
     def __len__(self) -> int:
         return self._base + sum(map(len, self._orders))
+
+    def __contains__(self, number: int) -> bool:
+        """Whether a file that was taken may still be read."""
+        return number in self._window
 
     @property
     def position(self) -> int:
@@ -159,7 +163,7 @@ class Plan:
                     at = order.index(wanted, start, start + _SEARCHED)
                 except ValueError:
                     continue
-                close = min(_CLOSE, len(order) // 8 + 1)
+                close = min(_CLOSE, len(order) // 16 + 1)
                 near = set(order[max(0, at - close) : at + close])
                 if sum(number in near for number in strays) >= _FOUND_BY:
                     yield base + at
