@@ -14,6 +14,7 @@ import stat
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -72,7 +73,7 @@ class Plans:
         self._fetcher = fetcher
         self._services = services
         self._token = trio.lowlevel.current_trio_token()
-        self._plans: dict[str, tuple[Plan, trio.CancelScope]] = {}
+        self._plans: dict[str, _Followed] = {}
         self._reads: deque[int] = deque()
         self._news = trio.Event()
         self._told = False
@@ -98,21 +99,21 @@ class Plans:
 
         `names` says what those numbers stand for that the kernel does not know.
         """
-        if name in self._plans:
-            self._plans[name][0].add(order)
+        known = self._plans.get(name)
+        followed = self._plans[name] = known or _Followed(Plan(name))
+        followed.plan.add(order)
+        followed.names += [names] if names is not None else []
+        if known is not None:
             self._tell()
             return
-        plan, scope = Plan(name), trio.CancelScope()
-        plan.add(order)
-        self._plans[name] = plan, scope
-        work = partial(self._follow, plan, scope, names)
+        work = partial(self._follow, followed)
         self._services.start_soon(unattended, f"the plan {name}", work)
 
     def drop(self, name: str = "") -> int:
         """End a plan, or all of them; return how many there were."""
         found = [each for each in self._plans if not name or each == name]
         for each in found:
-            self._plans.pop(each)[1].cancel()
+            self._plans.pop(each).scope.cancel()
         return len(found)
 
     async def report(self) -> bytes:
@@ -125,7 +126,7 @@ class Plans:
                 "followed": plan.followed,
                 "ahead_bytes": plan.ahead_bytes,
             }
-            for plan, _ in self._plans.values()
+            for plan in self._all()
         ]
         return json.dumps(told).encode()
 
@@ -155,7 +156,7 @@ class Plans:
 
     def _take_reads(self) -> None:
         self._told = False
-        plans = [plan for plan, _ in self._plans.values()]
+        plans = self._all()
         while self._reads:
             number = self._reads.popleft()
             expected = False
@@ -182,45 +183,50 @@ class Plans:
             )
             self.drop(plan.name)
 
-    def _is_there(self, plan: Plan) -> bool:
-        return self._plans.get(plan.name, (None,))[0] is plan
+    def _all(self) -> list[Plan]:
+        return [followed.plan for followed in self._plans.values()]
 
-    async def _follow(
-        self, plan: Plan, scope: trio.CancelScope, names: EarlierNumbers | None
-    ) -> None:
+    def _is_there(self, plan: Plan) -> bool:
+        return any(each is plan for each in self._all())
+
+    async def _follow(self, followed: "_Followed") -> None:
         """Fetch what is next until the plan ends."""
+        plan = followed.plan
         try:
-            with scope:
-                followed, since = 0, trio.current_time()
+            with followed.scope:
                 while not plan.ended:
-                    news = self._news
                     while plan.ahead_bytes < self._room() and (numbers := plan.take(CHUNK_FILES)):
-                        await self._fetch_all(plan, numbers, names)
-                    patience = FETCHED_SECONDS if plan.taken else IDLE_SECONDS
-                    with trio.move_on_at(since + patience):
-                        await news.wait()
-                    if plan.followed != followed:
-                        followed, since = plan.followed, trio.current_time()
-                    elif trio.current_time() >= since + patience:
-                        break  # the rest is in the page cache, or nobody wants it
-                said = "plan %s: %d of %d files were read in its order"
-                log.info(said, plan.name, plan.followed, len(plan))
+                        await self._fetch_all(followed, numbers)
+                    # The rest may be in the page cache, or nobody wants it.
+                    await self._news_of(followed, FETCHED_SECONDS if plan.taken else IDLE_SECONDS)
+            said = "plan %s: %d of %d files were read in its order"
+            log.info(said, plan.name, plan.followed, len(plan))
         finally:
             if self._is_there(plan):
                 del self._plans[plan.name]
+
+    async def _news_of(self, followed: "_Followed", patience: float) -> None:
+        """Wait until a plan is read on or made longer; end it if that takes longer than some seconds."""
+        plan = followed.plan
+        before = plan.followed, plan.position, len(plan)
+        with trio.move_on_after(patience) as waiting:
+            while (plan.followed, plan.position, len(plan)) == before and not plan.ended:
+                await self._news.wait()
+        if waiting.cancelled_caught:
+            followed.scope.cancel()
+            await trio.lowlevel.checkpoint()
 
     def _room(self) -> int:
         share = self._fetcher.memory_limit // AHEAD_SHARE // max(1, len(self._plans))
         return min(AHEAD_MAX, share)
 
-    async def _fetch_all(
-        self, plan: Plan, numbers: Sequence[int], names: EarlierNumbers | None
-    ) -> None:
+    async def _fetch_all(self, followed: "_Followed", numbers: Sequence[int]) -> None:
         """Fetch files, those beside each other together, in the order of the first of them."""
+        plan = followed.plan
         wanted: dict[OpenObject, list[ByteRange]] = {}
         size = 0
         for at, number in enumerate(numbers, 1):
-            place = await self._place(number, names) if number in plan else None
+            place = await self._place(number, followed.names) if number in plan else None
             if place is not None and not place[1]:
                 plan.skip(number)
             elif place is not None:
@@ -233,7 +239,7 @@ class Plans:
                 await self._fetch_chunk(wanted)
                 wanted, size = {}, 0
                 while plan.ahead_bytes >= self._room() and at < len(numbers):
-                    await self._news.wait()
+                    await self._news_of(followed, IDLE_SECONDS)
 
     async def _fetch_chunk(self, wanted: Mapping[OpenObject, Sequence[ByteRange]]) -> None:
         near = self._near()
@@ -272,7 +278,7 @@ class Plans:
         return int(min(max(link.latency * link.rate / AT_ONCE, NEAR), NEAR_MAX))
 
     async def _place(
-        self, number: int, names: EarlierNumbers | None
+        self, number: int, names: Sequence[EarlierNumbers]
     ) -> tuple[OpenObject, ByteRange] | None:
         """Return where the bytes of a file lie; None if that is not known, or if they come with a whole shard."""
         try:
@@ -296,19 +302,33 @@ class Plans:
         except AisfsError:
             return None
 
-    async def _node(self, number: int, names: EarlierNumbers | None) -> Node | None:
+    async def _node(self, number: int, names: Sequence[EarlierNumbers]) -> Node | None:
         inodes = self._filesystem.inodes
         node = inodes.get(number)
-        if node is not None or names is None:
+        if node is not None:
             return node
-        known = names.get(slot_of(number))
+        slot = slot_of(number)
+        said = next((each for each in reversed(names) if slot in each), None)
+        if said is None:
+            return None
+        known = said.get(slot)
         if not isinstance(known, FileName):
             return known
-        above = inodes.get(known.parent) or names.get(known.parent)
+        above = inodes.get(known.parent) or said.get(known.parent)
         if above is None or isinstance(above, FileName):
             return None
         found = await self._filesystem.tree.find(above, known.parent, known.name)
         return found.node if found is not None and inodes.number(found.node) == number else None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A plan, and what follows it."""
+
+    plan: Plan
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    names: list[EarlierNumbers] = field(default_factory=list)
+    """What the numbers of recorded orders stand for."""
 
 
 Order = tuple["array[int]", EarlierNumbers | None]

@@ -221,6 +221,21 @@ def test_readers_may_begin_in_the_middle(
         assert "200 of 400 files were read in its order" in mount.log()
 
 
+def test_recorded_orders_add_up(
+    server: RunningServer, objects: Dataset, mountpoint: Path, tmp_path: Path
+):
+    """Each says what its own numbers stand for."""
+    halves = (some(objects.files, 0, 15), some(objects.files, 15, 30))
+    for number, half in enumerate(halves):
+        options = (*NO_DISK, "--record", str(tmp_path / f"order{number}"))
+        with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=options) as mount:
+            read(mount.path, half)
+    with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=NO_DISK) as mount:
+        for number in range(2):
+            assert announce(mount, tmp_path / f"order{number}") == "15 files expected\n"
+        assert eventually(lambda: plans(mount)[0]["ahead_bytes"] == objects.size)
+
+
 def test_a_plan_that_nobody_follows_ends_and_says_so(
     server: RunningServer, spread: list[str], store: Path, mountpoint: Path, tmp_path: Path
 ):
