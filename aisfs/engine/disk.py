@@ -28,15 +28,19 @@ class WrongContent(Exception):
     """All of an object is there, and its checksum is not the one that AIStore reported."""
 
 
-def look(
-    cache: BlockCache, entry: EntryId, part: Part, keep: bool
-) -> list[tuple[ByteRange, Reservation | None]]:
-    """Read what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
+Missing = list[tuple[ByteRange, Reservation | None]]
+"""What of a part is not on disk, each with the room reserved for it; None where it is not to be kept."""
 
-    Returns:
-        What is missing, each with its reservation; None where it is not to be kept.
+
+def look(part: Part, opened: OpenObject) -> Missing:
+    """Read what is on disk, and reserve room for the rest if it is to be kept.
+
+    Runs in a worker thread if the object is cached.
     """
     room = part.content or part.allocate()  # a second look: some of what had arrived may be in use
+    cache, entry = opened.cache, opened.entry
+    if cache is None or entry is None:
+        return [(part.range, None)]
     if cache.read(entry, part.range, room) is not None:
         part.from_disk = True
         return []
@@ -52,7 +56,20 @@ def look(
         if gap:
             gaps.append(gap)
         position = gap.stop
+    keep = part.to_disk and not opened.cached_by_source
     return [(gap, cache.reserve(entry, gap) if keep else None) for gap in gaps]
+
+
+def look_for_all(parts: list[Retained]) -> list[Missing | None]:
+    """Do that for many parts in one worker thread; None for what has to be looked for once more, by itself."""
+    found: list[Missing | None] = []
+    for part, opened in parts:
+        try:
+            found.append(look(part, opened))
+        except Exception:  # the second look runs into it too, and says so
+            log.debug("%s: looked for once more", opened.info.key, exc_info=True)
+            found.append(None)
+    return found
 
 
 def store(

@@ -12,7 +12,8 @@ Dropping parts at any moment changes no result (invariant I6).
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,12 +24,14 @@ from aisfs.cache.directory import EntryId, entry_id
 from aisfs.cache.space import Reservation
 from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.shard_readers import ReadAhead
-from aisfs.engine.batches import BatchWindow
+from aisfs.engine.batches import LEAST, Batches, Gathering
 from aisfs.engine.buffers import COPIED_MAX, FIRST_PART, WHOLE_PART_MAX, BufferPool
 from aisfs.engine.disk import (
     BackgroundThread,
+    Missing,
     WrongContent,
     look,
+    look_for_all,
     lost,
     report_wrong,
     store,
@@ -48,11 +51,15 @@ from aisfs.engine.parts import (
 )
 from aisfs.errors import AisfsError, NoRanges, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo, RangeSet, pieces
-from aisfs.stores.port import ObjectStore
+from aisfs.stores.port import Arrived, ObjectStore
 from aisfs.system.memory import give_memory_back
 from aisfs.system.threads import any_thread
 
 ListingChanged = Callable[[Bucket, str, list[bytes]], None]
+
+
+async def _there(start: int, buffer: memoryview, arrived: Arrived) -> None:
+    """Fill a buffer that a batch has filled already."""
 
 
 @dataclass(slots=True)
@@ -106,6 +113,7 @@ class Fetcher:
             hooks: Called when bytes land, or turn out to be wrong.
         """
         self.store = store
+        self._batches = Batches(store)
         self._services = services
         self._background = background
         self.cache = cache
@@ -174,7 +182,7 @@ class Fetcher:
         self,
         opened: OpenObject,
         wanted: ByteRange,
-        together: BatchWindow | None = None,
+        together: Gathering | None = None,
         *,
         to_disk: bool = True,
     ) -> Reading:
@@ -197,8 +205,28 @@ class Fetcher:
             self._fill(opened, ByteRange(position, wanted.stop), found, begin)
         return Reading(wanted, found, self.pool.read)
 
+    @contextmanager
+    def gathering(self) -> Iterator[Gathering | None]:
+        """Fetch together what begins in the block, where it is given this; None where reading singly is better.
+
+        Nothing may be awaited in the block.
+        """
+        if self._batches.given_up:
+            yield None
+            return
+        together = Gathering()
+        try:
+            yield together
+        finally:
+            for batch in together.batches():
+                if len(batch) >= LEAST:
+                    self._services.start_soon(self._fetch_batch, batch)
+                else:
+                    for part, opened in batch:
+                        self._services.start_soon(self._fetch, opened, part, opened.source)
+
     def ahead(
-        self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
+        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
     ) -> None:
         """Fetch a range that no reader waits for yet, as far as memory permits."""
         for piece in pieces(wanted, self.pool.ahead):
@@ -210,7 +238,7 @@ class Fetcher:
                 self.start(opened, piece, together)
 
     def bring(
-        self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
+        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
     ) -> list[Part]:
         """Do the same with a range that is not all on disk; return the parts to wait for."""
         if not self._make_room(len(wanted)):
@@ -298,7 +326,7 @@ class Fetcher:
             found.append(begin(piece) if there is None else there)
 
     def _begin(
-        self, opened: OpenObject, wanted: ByteRange, *, together: BatchWindow | None, to_disk: bool
+        self, opened: OpenObject, wanted: ByteRange, *, together: Gathering | None, to_disk: bool
     ) -> Part:
         if self.pool.wants_ready:
             self.pool.wants_ready = False
@@ -306,21 +334,47 @@ class Fetcher:
         part = Part(wanted, self.pool, to_disk=to_disk)
         opened.add(part)
         self.buffered += part.cost
-        seat = None
-        if together is not None and len(wanted) == opened.info.size:
-            seat = together.seat(opened.bucket, opened.info)
-        if seat is None:
+        if together is None or not together.take(part, opened):
             self._services.start_soon(self._fetch, opened, part, opened.source)
-        else:
-            self._services.start_soon(seat.run, partial(self._fetch, opened, part))
         return part
 
-    async def _fetch(self, opened: OpenObject, part: Part, source: Source) -> None:
-        """Fetch a part from `source` and hand it to the cache. Raises nothing but Cancelled."""
+    async def _fetch_batch(self, batch: list[Retained]) -> None:
+        """Fetch whole objects of a bucket with one request, then each that is still missing. Raises nothing but Cancelled."""
+        rest: list[tuple[Retained, Missing | None]] = [(each, None) for each in batch]
+        filled: set[Part] = set()
+        try:
+            looked = await trio.to_thread.run_sync(look_for_all, batch)
+            rest = []
+            for (part, opened), gaps in zip(batch, looked, strict=True):
+                if gaps and gaps[0][0] == part.range:
+                    rest.append(((part, opened), gaps))
+                else:
+                    self._services.start_soon(self._fetch, opened, part, opened.source, gaps)
+            if len(rest) >= LEAST:
+                await self._wait_for_disk()
+                since = trio.current_time()
+                wanted = [each for each, _ in rest]
+                there = await self._batches.read(batch[0][1].bucket, wanted)
+                self._note_latency(trio.current_time() - since)
+                filled = {part for (part, _), one in zip(wanted, there, strict=True) if one}
+        except Exception:
+            log.exception("a batch failed: this is a bug in aisfs, please report it")
+        finally:
+            for (part, opened), gaps in rest:
+                source = _there if part in filled else opened.source
+                self._services.start_soon(self._fetch, opened, part, source, gaps)
+
+    async def _fetch(
+        self, opened: OpenObject, part: Part, source: Source, missing: Missing | None = None
+    ) -> None:
+        """Fetch a part from `source` and hand it to the cache. Raises nothing but Cancelled.
+
+        What is `missing` on disk is looked for here if that is not given.
+        """
         kept = False
         try:
             try:
-                kept = await self._fetch_and_store(opened, part, source)
+                kept = await self._fetch_and_store(opened, part, source, missing)
             except NoRanges:
                 opened.become_content(*self.take_whole(opened.bucket, opened.info))
                 kept = await self._fetch_and_store(opened, part, opened.source)
@@ -337,17 +391,22 @@ class Fetcher:
             if not kept:
                 self._drop(opened, part)
 
-    async def _fetch_and_store(self, opened: OpenObject, part: Part, source: Source) -> bool:
+    async def _fetch_and_store(
+        self, opened: OpenObject, part: Part, source: Source, missing: Missing | None = None
+    ) -> bool:
         """Get the bytes from disk or from the store; return whether they have to stay in memory."""
-        missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
         cache, entry = opened.cache, opened.entry
-        if cache is not None and entry is not None:
-            keep = part.to_disk and not opened.cached_by_source
-            missing = await trio.to_thread.run_sync(look, cache, entry, part, keep)
+        if missing is None:
+            in_thread = cache is not None and entry is not None
+            missing = (
+                await trio.to_thread.run_sync(look, part, opened)
+                if in_thread
+                else look(part, opened)
+            )
         if not missing:
             self._land(part)
             return False
-        room = part.content or part.allocate()
+        room = part.content
         try:
             await self._wait_for_disk()
             since, before = trio.current_time(), self.link.arrived
@@ -355,10 +414,10 @@ class Fetcher:
                 start = gap.start - part.range.start
                 await source(gap.start, room[start : start + len(gap)], part.arriving(start))
             seconds = trio.current_time() - since
-            if not opened.cached_by_source:  # making content says nothing about the link
-                self.pool.fit(first := part.first_seconds or seconds)
-                self.high_latency = first > HIGH_LATENCY_SECONDS
-                if len(missing) == 1 and source is opened.source:  # not one of a batch
+            # Neither making content nor taking it out of a batch says anything about the link.
+            if source is opened.source and not opened.cached_by_source:
+                self._note_latency(part.first_seconds or seconds)
+                if len(missing) == 1:
                     self.link.observe(len(missing[0][0]), seconds, before)
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
@@ -384,6 +443,11 @@ class Fetcher:
         report_wrong(opened)
         self._drop_all([(part, opened) for part in opened.parts if part.done.is_set()])
         self._hooks.content_was_wrong(opened.bucket, opened.info)
+
+    def _note_latency(self, seconds: float) -> None:
+        """Take note of how long the first bytes took that were asked for at once."""
+        self.pool.fit(seconds)
+        self.high_latency = seconds > HIGH_LATENCY_SECONDS
 
     def _land(self, part: Part) -> None:
         part.finish()

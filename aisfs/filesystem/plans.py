@@ -24,7 +24,7 @@ import trio
 
 from aisfs.core.names.inodes import slot_of, split_member
 from aisfs.core.policy.plan import Plan
-from aisfs.engine.batches import MOST, SIZE_MAX, Batches
+from aisfs.engine.batches import MOST, SIZE_MAX
 from aisfs.engine.disk import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import OpenObject, Part
@@ -79,7 +79,6 @@ class Plans:
         self._told = False
         """Whether the trio thread is about to look at the reads."""
         self._turns = trio.Semaphore(AT_ONCE)
-        self._batches = Batches(fetcher.store, services)
 
     @any_thread
     def was_read(self, ino: int) -> None:
@@ -247,7 +246,7 @@ class Plans:
         small = [each for each in spans if len(each[1]) == each[0].info.size <= SIZE_MAX]
         for start in range(0, len(small), MOST):
             await self._turns.acquire()
-            with self._batches.gathering() as together:
+            with self._fetcher.gathering() as together:
                 begun = [
                     self._fetcher.bring(*each, together) for each in small[start : start + MOST]
                 ]

@@ -17,7 +17,6 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.names.sources import DatasetSource, Source
 from aisfs.core.views.sample_views import samples_view
 from aisfs.core.views.tree import MembersView, members_only, without_folders
-from aisfs.engine.batches import Batches
 from aisfs.engine.buffers import ReadCounts
 from aisfs.engine.dataset.reshuffler import SyntheticReader
 from aisfs.engine.disk import BackgroundThread, background_thread, unattended
@@ -269,7 +268,7 @@ def _build(
         index_bucket=opened.index_bucket,
         scans=scans,
         reader=Reader(fetcher, prefetcher, unpacker),
-        assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
+        assembler=SyntheticReader(fetcher, plan.cache.read_ahead_max),
         coverage=CacheCoverage(
             fetcher, indexer, background, local=is_local(plan.source) or bool(plan.transform)
         ),

@@ -108,5 +108,5 @@ async def test_bytes_that_came_stay_what_they_are_when_the_rest_comes_another_wa
         part.allocate()[:] = setup.content[:MIB]
         part.arriving(0)(MIB // 2)
         before = setup.opened.try_read(ByteRange(0, 100))
-        assert look(cache, setup.opened.entry, part, keep=False)
+        assert look(part, setup.opened)
         assert setup.opened.try_read(ByteRange(0, 100)) == before == setup.content[:100]

@@ -529,3 +529,31 @@ async def test_small_objects_in_memory_count_with_all_they_cost():
             await setup.fetcher.start(setup.fetcher.open(BUCKET, info), ByteRange(0, 100)).wait()
         await trio.testing.wait_all_tasks_blocked()
         assert 0 < len(setup.fetcher._retained._only) * 1940 <= limit  # what one was seen to take
+
+
+async def test_what_is_on_disk_does_not_wait_for_the_batch_that_brings_the_rest():
+    asked, answered = trio.Event(), trio.Event()
+
+    async def hook(method: str, bucket: Bucket, key: str) -> None:
+        if method == "read_many":
+            asked.set()
+            await answered.wait()
+
+    store = MemoryStore(hook=hook, sink_in_thread=False, batches=True)
+    store.add_bucket(BUCKET)
+    infos = [store.put(BUCKET, str(number), bytes([number]) * 1000) for number in range(20)]
+    whole, cache = ByteRange(0, 1000), FakeCache()
+    cache.copied = lambda *_: None  # so that a thread has to look
+    async with fetcher_of(store, cache=cache) as (fetcher, _):
+        objects = [fetcher.open(BUCKET, info) for info in infos]
+        await fetcher.start(objects[3], whole).wait()
+        await trio.testing.wait_all_tasks_blocked()  # until it is written
+        with fetcher.gathering() as together:
+            readings = [fetcher.start(opened, whole, together) for opened in objects]
+        await asked.wait()
+        assert await readings[3].wait() == bytes([3]) * 1000
+        assert not readings[4].ready
+        answered.set()
+        found = [await reading.wait() for reading in readings]
+    assert found == [bytes([number]) * 1000 for number in range(20)]
+    assert (store.calls["read_range"], store.calls["read_many"]) == (1, 1)

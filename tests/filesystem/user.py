@@ -8,7 +8,6 @@ import trio
 
 from aisfs.cache.names import MetadataCache
 from aisfs.core.names.inodes import ROOT, split_member
-from aisfs.engine.batches import Batches
 from aisfs.engine.dataset.reshuffler import SyntheticReader
 from aisfs.engine.fetcher import Fetcher, Hooks
 from aisfs.engine.listing import Lister
@@ -90,7 +89,7 @@ def build(
             Indexer(ShardScanner(fetcher, unpacker), ArchiveForms(fetcher), nursery), make
         ),
         reader=Reader(fetcher, prefetcher, unpacker),
-        assembler=SyntheticReader(fetcher, Batches(store, nursery), read_ahead_max=0),
+        assembler=SyntheticReader(fetcher, read_ahead_max=0),
         make=make,
         clock=clock,
         list_ttl=settings.list_ttl,

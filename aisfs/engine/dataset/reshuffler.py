@@ -29,7 +29,7 @@ from aisfs.core.views.shuffled_tar import (
     shuffled_shards,
 )
 from aisfs.core.views.spec import ViewSpec
-from aisfs.engine.batches import Batches, BatchWindow
+from aisfs.engine.batches import Gathering
 from aisfs.engine.buffers import FIRST_PART
 from aisfs.engine.dataset.merger import LOOKED_AT, Found, advise, loses_most, report_join
 from aisfs.engine.dataset.shard_set import DAMAGED, OpenProgress, ShardSet, open_each, summarize
@@ -151,13 +151,9 @@ SHARDS_MAX = 1000
 class SyntheticReader:
     """Makes the bytes of virtual shards."""
 
-    def __init__(self, fetcher: Fetcher, batches: Batches, read_ahead_max: int) -> None:
-        """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader.
-
-        What is small is fetched in `batches`.
-        """
+    def __init__(self, fetcher: Fetcher, read_ahead_max: int) -> None:
+        """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader."""
         self._fetcher = fetcher
-        self._batches = batches
         self._read_ahead_max = read_ahead_max
         self._readers: LRUCache[str, ReadAhead] = LRUCache(SHARDS_MAX)
 
@@ -170,7 +166,7 @@ class SyntheticReader:
         wanted = ByteRange(wanted.start, min(wanted.stop, shard.size))
         if wanted.start >= wanted.stop:
             return b""
-        with self._batches.gathering() as together:
+        with self._fetcher.gathering() as together:
             found = [
                 piece if isinstance(piece, bytes) else (piece, self._start(piece, together))
                 for piece in shard.pieces(wanted)
@@ -179,12 +175,12 @@ class SyntheticReader:
             self._fetch_ahead(shard, wanted, together, stalled=stalled)
         return b"".join([each if isinstance(each, bytes) else await _wait(*each) for each in found])
 
-    def _start(self, content: Content, together: BatchWindow | None) -> Reading:
+    def _start(self, content: Content, together: Gathering | None) -> Reading:
         opened = self._fetcher.open(content.bucket, content.info)
         return self._fetcher.start(opened, _fetched(content), together)
 
     def _fetch_ahead(
-        self, shard: VirtualShard, wanted: ByteRange, together: BatchWindow | None, *, stalled: bool
+        self, shard: VirtualShard, wanted: ByteRange, together: Gathering | None, *, stalled: bool
     ) -> None:
         reader = self._readers.get(shard.digest)
         if reader is None:

@@ -9,7 +9,7 @@ import trio.testing
 
 from aisfs.core.views.shuffled_tar import VirtualShard, loose_shards
 from aisfs.core.views.spec import ShardSplit
-from aisfs.engine.batches import LEAST, MOST, SIZE_MAX, Batches
+from aisfs.engine.batches import LEAST, MOST, SIZE_MAX
 from aisfs.engine.dataset.reshuffler import AHEAD_OBJECTS, SyntheticReader
 from aisfs.errors import (
     AccessDenied,
@@ -52,8 +52,8 @@ async def assembling(
     ]
     shards, _ = loose_shards(BUCKET, objects, 0, ShardSplit(samples=len(sizes)))
     limits = {"memory_limit": 256 * MIB, "read_ahead_max": read_ahead_max}
-    async with fetcher_of(store, **limits) as (fetcher, services):
-        reader = SyntheticReader(fetcher, Batches(store, services), read_ahead_max)
+    async with fetcher_of(store, **limits) as (fetcher, _):
+        reader = SyntheticReader(fetcher, read_ahead_max)
         yield Setup(store, reader, shards[0])
 
 
