@@ -15,6 +15,7 @@ from bench.groups import (
     link,
     listing,
     models,
+    orders,
     peers,
     pictures,
     plan,
@@ -42,6 +43,7 @@ class Group:
 GROUPS = [
     Group("small", "Epochs over 1 KB samples", epochs.small, (*TORCH, "webdataset")),
     Group("images", "Epochs over images of about 110 KB", epochs.images, (*TORCH, "webdataset")),
+    Group("orders", "Folder by folder, and all folders listed first", orders.run, TORCH),
     Group("pictures", "Cold pictures, in steady state", pictures.run, (*TORCH, "webdataset")),
     Group("batches", "DynamicBatchSampler: from the bucket to the batches", batches.run, TORCH),
     Group("shard", "One shard, read as a file", shard.run, ("aistore.sdk", "requests")),
