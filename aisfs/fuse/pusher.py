@@ -113,6 +113,8 @@ class Pusher:
         """By the first inode number; the one used last is the last."""
         self._ready: OrderedDict[int, _Shard] = OrderedDict()
         """Those that may have something to push."""
+        self._stalled: dict[int, _Shard] = {}
+        """Those that wait for bytes."""
         self._listed: OrderedDict[int, _Shard] = OrderedDict()
         """Those that were listed, and wait for a reader."""
         self._listed_bytes = 0
@@ -143,7 +145,7 @@ class Pusher:
     @any_thread
     def landed(self) -> None:
         """More bytes are there than before, of whatever object."""
-        if self._shards:
+        if self._stalled:
             self._tell(self._on_landed, 0)
 
     def _tell(self, handle: Callable[[int], None], about: int) -> None:
@@ -202,6 +204,7 @@ class Pusher:
         self._rows -= len(shard.decide)
         del self._shards[shard.first]
         self._ready.pop(shard.first, None)
+        self._stalled.pop(shard.first, None)
         self._end_waiting(shard)
 
     def _on_read(self, ino: int) -> None:
@@ -244,9 +247,10 @@ class Pusher:
         return bool(self._listed) and (self._reading or self._listed_bytes > LISTED_MAX)
 
     def _on_landed(self, _: int) -> None:
-        for shard in self._shards.values():
+        stalled, self._stalled = self._stalled, {}
+        for first, shard in stalled.items():
             if shard.decide.stalled and shard.decide.landed():
-                self._ready[shard.first] = shard
+                self._ready[first] = shard
 
     # In the thread of the sender -------------------------------------------------------------
 
@@ -265,6 +269,8 @@ class Pusher:
             left_out = shard.decide.left_out()
             if self._shards.get(shard.first) is shard:
                 self._note_ahead(shard)
+                if shard.decide.stalled:
+                    self._stalled[shard.first] = shard
         for row in left_out:
             self._members.will_be_read(shard.members, row)
         if reader is not None:
