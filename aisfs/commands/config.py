@@ -45,7 +45,7 @@ def show(profile: str | None, config: Path | None, as_json: bool) -> None:
 @config_option
 def check(config: Path | None) -> None:
     """Check the names and values in the configuration files, and whether each profile fits together."""
-    from aisfs.mount.plan import load
+    from aisfs.mount.setup import load
     from aisfs.settings import ViewSettings, WriteSettings, use_file
 
     read = use_file(config)
@@ -54,16 +54,16 @@ def check(config: Path | None) -> None:
         raise ConfigError(f"{ViewSettings.origin('view')}: view: not with writable = true")
     for profile in read.profiles:
         effective(f"@{profile}")
-        _check_plan(f"@{profile}")
+        _check_setup(f"@{profile}")
     if not read.files:
         click.echo("no configuration file")
     for path in read.files:
         click.echo(f"{path}: no error")
 
 
-def _check_plan(profile: str) -> None:
+def _check_setup(profile: str) -> None:
     """Make sure that `aisfs mount @NAME` could begin, as far as that can be known before."""
-    from aisfs.mount.plan import plan_mount
+    from aisfs.mount.setup import mount_setup
     from aisfs.settings.values import KNOWN
 
     # A profile may leave the mountpoint to the command line.
@@ -72,7 +72,7 @@ def _check_plan(profile: str) -> None:
     if given.get("files_from") == "-":
         return
     try:
-        plan_mount(sources, Path(mountpoint), (), given)
+        mount_setup(sources, Path(mountpoint), (), given)
     except NoEndpoint:  # a variable may name it by then
         pass
     except ConfigError as error:

@@ -125,7 +125,7 @@ def index(
     current, and 9 if a shard is damaged.
     """
     from aisfs.work import publishing
-    from aisfs.work.publishing import IndexOptions, plan_index
+    from aisfs.work.publishing import IndexOptions, index_setup
 
     logs.configure("error", None, foreground=True)
     options = taken(IndexOptions, given)
@@ -143,10 +143,10 @@ def index(
         others = builds or dry_run or (check and options.publish)
         _take_only("--etl", "--check or --publish", _ETL_OPTIONS, others, given)
         return _publish_sizes(sources, given, jobs, check=check)
-    plan = plan_index(sources, options, given)
+    setup = index_setup(sources, options, given)
     with _Bar(Console(stderr=True)) as bar:
-        report = run(partial(publishing.index_shards, plan, jobs=jobs, progress=bar))
-    _print_report(report, plan.options)
+        report = run(partial(publishing.index_shards, setup, jobs=jobs, progress=bar))
+    _print_report(report, setup.options)
     return _exit(report, check=check)
 
 

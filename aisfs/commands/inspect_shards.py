@@ -78,19 +78,19 @@ def inspect(
     SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
     shards by name, braces and globs, or a list of them. The exit code is 9 if a shard is damaged.
     """
-    from aisfs.mount.plan import plan_inspection
+    from aisfs.mount.setup import inspection_setup
     from aisfs.work import inspection
 
     logs.configure("error", None, foreground=True)
-    plan, only = plan_inspection(sources, with_switched_off(without_unset(settings)))
+    setup, only = inspection_setup(sources, with_switched_off(without_unset(settings)))
     with _Bar(Console(stderr=True)) as bar:
 
         async def look() -> "Report":
-            return await inspection.inspect(plan, only, jobs=jobs, labels=labels > 0, progress=bar)
+            return await inspection.inspect(setup, only, jobs=jobs, labels=labels > 0, progress=bar)
 
         report = run(look)
     if as_json:
-        click.echo(to_json(" ".join(sources) or str(plan.source), report))
+        click.echo(to_json(" ".join(sources) or str(setup.source), report))
     else:
         print_tables(report, labels)
     return _exit(report)

@@ -199,7 +199,7 @@ def mount(
         from aisfs.commands.config import expand_profile
         from aisfs.commands.mount_start import Given
         from aisfs.mount import run as mounts
-        from aisfs.mount.plan import load, plan_mount
+        from aisfs.mount.setup import load, mount_setup
         from aisfs.settings import LogSettings, use_file
         from aisfs.system.keeping import take_over
 
@@ -221,17 +221,17 @@ def mount(
         *sources, mountpoint = places
         if ("://" in mountpoint or mountpoint.startswith("@")) and not Path(mountpoint).is_dir():
             raise click.UsageError(_without_mountpoint(sources, mountpoint))
-        plan = plan_mount(sources, Path(mountpoint), kernel, given)
-        view = mount_start.what_is_shown(plan, given)
-        return Given(plan, own, profile, load(LogSettings, given), file, view)
+        setup = mount_setup(sources, Path(mountpoint), kernel, given)
+        view = mount_start.what_is_shown(setup, given)
+        return Given(setup, own, profile, load(LogSettings, given), file, view)
 
     if takeover is not None:
         return mount_start.go_on(take_over(takeover), asked, foreground=foreground)
     given = asked()
-    mounts.check(given.plan)
+    mounts.check(given.setup)
     if fake:
         return Exit.OK
-    own_log = start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
+    own_log = start_logging(given.logs, foreground=foreground, mountpoint=given.setup.mountpoint)
     words = ctx.meta[_WORDS]
     if foreground:
         return mount_start.run_in_foreground(given, words)

@@ -23,7 +23,7 @@ import trio
 from aisfs import __version__
 from aisfs.commands.options import Exit, exit_code, fail, start_logging, warn
 from aisfs.errors import AisfsError, ConfigError
-from aisfs.mount.plan import MountPlan, load
+from aisfs.mount.setup import MountSetup, load
 from aisfs.redaction import escaped, shown
 from aisfs.settings import (
     KernelSettings,
@@ -257,7 +257,7 @@ INTERRUPTED = 130
 class Given:
     """What a mount is started with, and another daemon goes on with. It can be pickled."""
 
-    plan: MountPlan
+    setup: MountSetup
     typed: Mapping[str, object]
     """Options that were typed, which win over configuration files."""
     profile: str | None
@@ -270,7 +270,7 @@ class Given:
 
     def reload(self, *, foreground: bool) -> Reload:
         """Return what SIGHUP does."""
-        start = partial(start_logging, foreground=foreground, mountpoint=self.plan.mountpoint)
+        start = partial(start_logging, foreground=foreground, mountpoint=self.setup.mountpoint)
         return Reload(self.typed, self.profile, self.logs, start)
 
 
@@ -296,13 +296,13 @@ _MUST_STAY = (
 )
 
 
-def what_is_shown(plan: MountPlan, given: Mapping[str, object]) -> Mapping[str, str]:
+def what_is_shown(setup: MountSetup, given: Mapping[str, object]) -> Mapping[str, str]:
     """Return the options of a mount that must stay while it lasts: the kernel remembers what came of them."""
-    settings = (load(ViewSettings, given), plan.tree, plan.kernel, plan.writing, plan.transform)
+    settings = (load(ViewSettings, given), setup.tree, setup.kernel, setup.writing, setup.transform)
     shown = {
-        "MNT": os.path.abspath(plan.mountpoint),
-        "SOURCE": str(plan.source),
-        "-o": ",".join(sorted(plan.options)),
+        "MNT": os.path.abspath(setup.mountpoint),
+        "SOURCE": str(setup.source),
+        "-o": ",".join(sorted(setup.options)),
         "the format of notes": str(NOTES_FORMAT),
     }
     for name in _MUST_STAY:
@@ -316,10 +316,10 @@ def _keep(given: Given, words: Sequence[str], directory: str) -> Keeping | None:
     """Have the mount go on if its daemon dies, where that is possible; called where the daemon is going to be."""
     from aisfs.mount import run as mounts
 
-    if not mounts.can_outlive(given.plan):
+    if not mounts.can_outlive(given.setup):
         return None
     # As the kernel will call it; by now it may still be touched.
-    mountpoint = os.path.realpath(given.plan.mountpoint)
+    mountpoint = os.path.realpath(given.setup.mountpoint)
     inside = Path(os.path.realpath(directory)).is_relative_to(mountpoint)
     # A daemon must not wait for itself, and nothing of ours may keep the mount busy.
     return keep(mountpoint, words, "/" if inside else directory, _pickled(given))
@@ -342,7 +342,7 @@ def _left_behind(keeping: Keeping) -> Given | None:
     return given
 
 
-Resumed = tuple[MountPlan, "Start", Reload | None]
+Resumed = tuple[MountSetup, "Start", Reload | None]
 """What a daemon goes on with, who is told when it serves, and what SIGHUP does, if not unmount."""
 
 
@@ -357,12 +357,12 @@ def go_on(keeping: Keeping, asked: Callable[[], Given], *, foreground: bool) -> 
 
     def begin() -> Resumed:
         given = _left_behind(keeping) or asked()
-        start_logging(given.logs, foreground=foreground, mountpoint=given.plan.mountpoint)
+        start_logging(given.logs, foreground=foreground, mountpoint=given.setup.mountpoint)
         if not foreground:
             os.chdir("/")  # else the current directory could not be unmounted
         _check_shown(json.loads(keeping.options.partition(b"\n")[0])["shown"], given.shown)
         reload = None if foreground and os.isatty(0) else given.reload(foreground=foreground)
-        return given.plan, GoingOn(partial(_leave, keeping, given)), reload
+        return given.setup, GoingOn(partial(_leave, keeping, given)), reload
 
     return resume(keeping, begin)
 
@@ -386,7 +386,7 @@ def resume(keeping: Keeping, begin: Callable[[], Resumed]) -> int:
     return Exit.OK
 
 
-def _resume(keeping: Keeping, plan: MountPlan, start: "Start", reload: Reload | None) -> None:
+def _resume(keeping: Keeping, setup: MountSetup, start: "Start", reload: Reload | None) -> None:
     from aisfs.mount import run as mounts
 
     takeover = keeping.takeover
@@ -399,7 +399,7 @@ def _resume(keeping: Keeping, plan: MountPlan, start: "Start", reload: Reload | 
         )
     for line in takeover.trace.splitlines():
         log.error("the daemon before: %s", line)
-    trio.run(mounts.run, plan, start, warnings, reload, keeping)
+    trio.run(mounts.run, setup, start, warnings, reload, keeping)
 
 
 def _leave(keeping: Keeping, given: Given) -> None:
@@ -439,8 +439,8 @@ def run_in_background(given: Given, words: Sequence[str], own_log: Path | None) 
         words: The arguments of `aisfs mount`.
         own_log: The file that it logs to without `--log-file`.
     """
-    plan = given.plan
-    opening = Opening(str(plan.source))
+    setup = given.setup
+    opening = Opening(str(setup.source))
 
     def receive(message: "Message") -> None:
         if "progress" in message:
@@ -460,37 +460,37 @@ def run_in_background(given: Given, words: Sequence[str], own_log: Path | None) 
             code, reason = daemon.detach(work, receive)
             opening.complete = not code
     except KeyboardInterrupt:
-        _clear(plan)
-        return fail(f"interrupted: {plan.mountpoint} is not mounted", INTERRUPTED)
+        _clear(setup)
+        return fail(f"interrupted: {setup.mountpoint} is not mounted", INTERRUPTED)
     if not code:
         if reason:
             click.echo(f"aisfs: {escaped(reason)}", err=True)
         if own_log is not None:
-            click.echo(f"aisfs: the log of {plan.mountpoint} is {own_log}", err=True)
+            click.echo(f"aisfs: the log of {setup.mountpoint} is {own_log}", err=True)
         return Exit.OK
-    _clear(plan)
+    _clear(setup)
     return fail(reason, code)
 
 
-def _clear(plan: MountPlan) -> None:
+def _clear(setup: MountSetup) -> None:
     """Unmount what a daemon that was killed left behind."""
     from aisfs.work.mounts import clear_dead
 
     with suppress(AisfsError):
-        clear_dead(plan.mountpoint)
+        clear_dead(setup.mountpoint)
 
 
 def _serve(given: Given, reporter: "Reporter", keeping: Keeping | None) -> None:
     """Run the mount in the background process; report when it is ready, or why it failed."""
     from aisfs.mount import run as mounts
 
-    plan = given.plan
+    setup = given.setup
     warnings = RecentWarnings()
     warnings.listener = reporter.warn
     warnings.attach()
     try:
         reload = given.reload(foreground=False)
-        trio.run(mounts.run, plan, reporter, warnings, reload, keeping)
+        trio.run(mounts.run, setup, reporter, warnings, reload, keeping)
     except AisfsError as error:
         # Reported first: what is logged before the end of the start is a warning to the parent.
         reporter.failed(shown(str(error)), exit_code(error))  # only this process knows the token
@@ -499,7 +499,7 @@ def _serve(given: Given, reporter: "Reporter", keeping: Keeping | None) -> None:
         reporter.failed(shown(f"unexpected {type(error).__name__}: {error}"), Exit.FAILURE)
         log.exception("the mount ended on a bug in aisfs, please report it")
     else:
-        reporter.failed(f"{plan.mountpoint} was unmounted before it was ready", Exit.FAILURE)
+        reporter.failed(f"{setup.mountpoint} was unmounted before it was ready", Exit.FAILURE)
 
 
 class _Foreground:
@@ -534,9 +534,9 @@ def run_in_foreground(given: Given, words: Sequence[str]) -> int:
     """
     from aisfs.mount import run as mounts
 
-    plan = given.plan
+    setup = given.setup
     keeping = _keep(given, words, os.getcwd())
-    opening, warnings = Opening(str(plan.source)), RecentWarnings()
+    opening, warnings = Opening(str(setup.source)), RecentWarnings()
     start = _Foreground(opening, warnings)
     if given.logs.log_file is not None:  # else they are printed as they are logged
         warnings.listener = lambda level, text: opening.print(warn(level, text))
@@ -545,7 +545,7 @@ def run_in_foreground(given: Given, words: Sequence[str]) -> int:
     with opening:
         # A terminal that is closed ends what runs in its foreground.
         on_hangup = None if os.isatty(0) else reload
-        trio.run(mounts.run, plan, start, warnings, on_hangup, keeping)
+        trio.run(mounts.run, setup, start, warnings, on_hangup, keeping)
     if start.interrupted:
-        return fail(f"interrupted: {plan.mountpoint} is not mounted", INTERRUPTED)
+        return fail(f"interrupted: {setup.mountpoint} is not mounted", INTERRUPTED)
     return Exit.OK

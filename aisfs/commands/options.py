@@ -199,7 +199,7 @@ STORE = (
 )
 """Settings that say how to reach the store of a source: AIStore, a cloud, a web server."""
 SOURCES = ("include", "exclude", "files_from")
-"""Settings that choose shards besides SOURCE; see `aisfs.mount.plan.read_shards`."""
+"""Settings that choose shards besides SOURCE; see `aisfs.mount.setup.read_shards`."""
 LOGS = ("log_level", "log_file", "log_format")
 
 

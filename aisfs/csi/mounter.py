@@ -44,13 +44,13 @@ from aisfs.csi.volumes import (
     Volume,
     VolumeError,
     check_endpoint,
-    check_plan,
+    check_setup,
     code_of,
     shortened,
 )
 from aisfs.errors import AccessDenied, AisfsError, ConfigError
 from aisfs.mount import run as mounts
-from aisfs.mount.plan import MountPlan, plan_mount
+from aisfs.mount.setup import MountSetup, mount_setup
 from aisfs.settings import ALL_SETTINGS, CacheSettings, ClusterSettings, MonitoringSettings, clouds
 from aisfs.settings.values import existing_directory
 from aisfs.stores.ais.client import AISClient
@@ -259,7 +259,7 @@ def check_environment() -> None:
     if cluster.endpoint:
         AISClient(cluster)  # reads the token and the certificates, and sends nothing
     check_exchange()
-    plan_mount(["ais://bucket"], Path("/dev/fd/3"), (), {"endpoint": "http://localhost"})
+    mount_setup(["ais://bucket"], Path("/dev/fd/3"), (), {"endpoint": "http://localhost"})
     address = MonitoringSettings.load({}).listen_on
     if address is not None and address[1]:
         raise ConfigError(
@@ -427,7 +427,7 @@ class _Earlier:
             _become_child(listener, ends)
             os.setsid()
             os.chdir("/")
-            code = take_volume(place, partial(_plan, sharers=_sharers()), self._home)
+            code = take_volume(place, partial(_setup, sharers=_sharers()), self._home)
         except (AisfsError, OSError, ValueError, msgspec.MsgspecError) as error:
             log.error("%s stays with the mounter before: %s", place.name, error)
         except Exception:
@@ -570,12 +570,12 @@ def _serve(
     warnings = RecentWarnings()
     warnings.attach()
     try:
-        plan = _plan(device, fd, volume, sharers)
+        setup = _setup(device, fd, volume, sharers)
         # What is written would need the session of its daemon, which no other pod can go on with.
-        outlives = mounts.can_outlive(plan) and not plan.writing.writable
-        keeping = keep_volume(device, fd, volume, plan, home) if outlives else None
+        outlives = mounts.can_outlive(setup) and not setup.writing.writable
+        keeping = keep_volume(device, fd, volume, setup, home) if outlives else None
         be_killed_first()
-        trio.run(mounts.run, plan, reporter, warnings, None, keeping)
+        trio.run(mounts.run, setup, reporter, warnings, None, keeping)
     except AisfsError as error:
         text = _IN_MEMORY.sub("of the volume's secret", str(error))
         text = f"{text}{_about_token(volume)}" if isinstance(error, AccessDenied) else text
@@ -590,18 +590,18 @@ def _serve(
         reporter.failed("the volume was unmounted before it was ready", Code.ABORTED)
 
 
-def _plan(device: int, fd: int, volume: Volume, sharers: Callable[[], int]) -> MountPlan:
+def _setup(device: int, fd: int, volume: Volume, sharers: Callable[[], int]) -> MountSetup:
     """Return what to serve, with the secrets in this process."""
     check_endpoint(volume)
     kept = Secrets(device).keep(_final(volume.secrets))
     token_file = kept.pop(CLOUD_TOKEN, "")
     clouds.use_identity(volume.cloud.variables_for(token_file), token_file)
     settings = {**volume.settings, **kept}
-    plan = plan_mount(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
-    check_plan(volume, plan)
-    plan = replace(plan, reach=volume.permitted.reach, sharers=sharers)
-    mounts.check(plan)
-    return plan
+    setup = mount_setup(volume.sources, Path(f"/dev/fd/{fd}"), (), settings)
+    check_setup(volume, setup)
+    setup = replace(setup, reach=volume.permitted.reach, sharers=sharers)
+    mounts.check(setup)
+    return setup
 
 
 def _sharers() -> Callable[[], int]:

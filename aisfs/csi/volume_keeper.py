@@ -1,7 +1,7 @@
 """The keeper of a volume that is only read: it starts the volume's daemon again when that dies.
 
 It is forked from the mounter, and its daemons from it: so they share the memory of all that is imported, begin at once,
-and find the plan and the secrets of the volume where these are. A secret that is renewed is one file for all of them.
+and find the setup and the secrets of the volume where these are. A secret that is renewed is one file for all of them.
 
 It outlives its mounter by its volume: on a socket it hands that over to a keeper of a later mounter, in another pod, which has loaded
 a daemon beside its own. Only then its own daemon ends, so one of the two serves whatever fails.
@@ -25,7 +25,7 @@ import msgspec
 
 from aisfs.commands.mount_start import GoingOn, resume
 from aisfs.csi.volumes import Secrets, Volume
-from aisfs.mount.plan import MountPlan
+from aisfs.mount.setup import MountSetup
 from aisfs.system.keeper import Daemon, Keeper, Kept
 from aisfs.system.keeping import Keeping, keep, take_over
 
@@ -81,16 +81,16 @@ class _VolumeKeeper(Keeper):
     """Forks daemons, and hands its volume over."""
 
     def __init__(
-        self, device: int, volume: Volume, plan: MountPlan, kept: Kept, home: Home
+        self, device: int, volume: Volume, setup: MountSetup, kept: Kept, home: Home
     ) -> None:
-        """Keep a mount of `plan`, which is of `volume`."""
+        """Keep a mount of `setup`, which is of `volume`."""
         super().__init__(f"volume of device 0:{device}", kept)
         self.names = (name_of(device), name_of(device))
         self.left: socket.socket | None = None
         """The connection to the keeper that this one takes the volume from."""
         self._number = device
         self._volume = volume
-        self._plan = plan
+        self._setup = setup
         self._home = home
         self._listener: socket.socket | None = None
         self._taker: socket.socket | None = None
@@ -202,7 +202,7 @@ class _VolumeKeeper(Keeper):
             keeping = take_over(its.detach())
             _become_daemon(self._number, keeping)
             be_killed_first()
-            code = resume(keeping, lambda: (self._plan, GoingOn(), None))
+            code = resume(keeping, lambda: (self._setup, GoingOn(), None))
         except Exception:
             log.exception("the daemon of a volume ended on a bug in aisfs, please report it")
         finally:
@@ -214,32 +214,32 @@ def name_of(device: int) -> bytes:
     return b"aisfs vol %d" % device
 
 
-def keep_volume(device: int, fd: int, volume: Volume, plan: MountPlan, home: Home) -> Keeping:
+def keep_volume(device: int, fd: int, volume: Volume, setup: MountSetup, home: Home) -> Keeping:
     """Become the keeper of a volume; return in its first daemon, a child.
 
     Args:
         device: The device number of the mount.
         fd: Its descriptor.
         volume: What was asked for.
-        plan: What is served.
+        setup: What is served.
         home: Of the mounter.
     """
 
     def run(kept: int) -> int:
         os.close(fd)  # it comes from the daemon, once that has agreed with the kernel
-        return _VolumeKeeper(device, volume, plan, Kept(kept), home).serve()
+        return _VolumeKeeper(device, volume, setup, Kept(kept), home).serve()
 
-    keeping = keep(str(plan.mountpoint), (), "/", b"", run)
+    keeping = keep(str(setup.mountpoint), (), "/", b"", run)
     _become_daemon(device, keeping)
     return keeping
 
 
-def take_volume(place: Path, plan_of: Callable[[int, int, Volume], MountPlan], home: Home) -> int:
+def take_volume(place: Path, setup_of: Callable[[int, int, Volume], MountSetup], home: Home) -> int:
     """Become the keeper of a volume that another mounter serves; return the exit code when that is over.
 
     Args:
         place: The socket of its keeper.
-        plan_of: Returns what to serve of a volume, given the device number and the descriptor of the mount.
+        setup_of: Returns what to serve of a volume, given the device number and the descriptor of the mount.
         home: Of this mounter.
 
     Raises:
@@ -256,11 +256,11 @@ def take_volume(place: Path, plan_of: Callable[[int, int, Volume], MountPlan], h
     said = msgspec.json.decode(data, type=Left)
     device, *numbers = descriptors
     Path("/proc/self/comm").write_bytes(name_of(said.device))
-    plan = plan_of(said.device, device, said.volume)
+    setup = setup_of(said.device, device, said.volume)
     files = {name: os.memfd_create(name) for name in ("options", "trace", "kept")}
     kept = {"command": [], "words": [], "directory": "/", "numbers": numbers, **files}
     os.pwrite(files["kept"], json.dumps(kept).encode(), 0)
-    keeper = _VolumeKeeper(said.device, said.volume, plan, Kept(files["kept"]), home)
+    keeper = _VolumeKeeper(said.device, said.volume, setup, Kept(files["kept"]), home)
     return keeper.serve(partial(keeper.begin_from, left, device, said))
 
 

@@ -3,7 +3,7 @@
 The authors of pods write them, so there is a list of what is allowed. Nothing on it names a file of the
 node or a host that its operator did not permit, takes its disk or memory beyond what the mounter's own
 options grant, or sends its token elsewhere. `parse_volume` looks at texts alone, in the driver;
-`check_plan` at what they turned out to mean, in the process of the volume.
+`check_setup` at what they turned out to mean, in the process of the volume.
 """
 
 import json
@@ -34,7 +34,7 @@ from aisfs.errors import (
     SourceMissing,
     Unavailable,
 )
-from aisfs.mount.plan import SourcePlan
+from aisfs.mount.setup import SourceSetup
 from aisfs.settings import ClusterSettings
 from aisfs.settings.values import KNOWN, flag_of
 
@@ -61,7 +61,7 @@ class Volume:
 
     sources: list[str]
     settings: dict[str, Any]
-    """By names of settings, as `plan_mount` takes them."""
+    """By names of settings, as `mount_setup` takes them."""
     secrets: dict[str, str]
     """Tokens, and certificates as text."""
     read_only: bool
@@ -228,14 +228,14 @@ def _parse_flag(name: str, value: str) -> bool:
     raise ConfigError(f'{name.replace("_", "-")}: "true" or "false" (got {value!r})')
 
 
-def check_plan(volume: Volume, plan: SourcePlan) -> None:
+def check_setup(volume: Volume, setup: SourceSetup) -> None:
     """Refuse a volume that would reach what it may not, now that all its names are parsed.
 
     Raises:
         ConfigError: it would.
     """
     reach = volume.permitted.reach
-    match plan.source:
+    match setup.source:
         case BucketSource(bucket):
             reach.check(f"source {bucket}", bucket)
         case DatasetSource(words):
@@ -243,16 +243,16 @@ def check_plan(volume: Volume, plan: SourcePlan) -> None:
                 for pattern in word.patterns:
                     reach.check(f"source {pattern}", pattern.bucket)
         case _:
-            reach.check(f"source {plan.source}", None)
-    label = plan.view.label
+            reach.check(f"source {setup.source}", None)
+    label = setup.view.label
     if label.source is LabelSource.TABLE:
         table = parse_source(label.text)
         named = table.bucket if isinstance(table, BucketSource) else None
         reach.check(f"label {label}", named)
     most = volume.permitted.io_timeout
-    if "io_timeout" in volume.settings and plan.cluster.io_timeout > most:
+    if "io_timeout" in volume.settings and setup.cluster.io_timeout > most:
         raise ConfigError(
-            f"io-timeout {plan.cluster.io_timeout:g}: at most {most:g} seconds on this node (its"
+            f"io-timeout {setup.cluster.io_timeout:g}: at most {most:g} seconds on this node (its"
             " operator sets --max-io-timeout)"
         )
 

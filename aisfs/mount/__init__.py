@@ -1,5 +1,5 @@
 """The one place where a mount is put together, served and taken down.
 
-`plan` checks what was typed, `source` connects to the store, `services` opens what reads it, and `run` builds
+`setup` checks what was typed, `source` connects to the store, `services` opens what reads it, and `run` builds
 the rest on top of that, bottom up.
 """

@@ -27,8 +27,8 @@ from aisfs.engine.dataset.shard_set import (
 )
 from aisfs.errors import SourceMissing
 from aisfs.filesystem.trees import DatasetTree, EpochTree, MergedTree, Names, SyntheticTree
-from aisfs.mount.plan import MountPlan
 from aisfs.mount.services import Services
+from aisfs.mount.setup import MountSetup
 from aisfs.settings import View
 from aisfs.stores.epochs import epoch_directory
 from aisfs.stores.pipeline import all_of
@@ -46,35 +46,35 @@ class Dataset:
 
 
 async def build_dataset(
-    plan: MountPlan, source: DatasetSource, services: Services, progress: OpenProgress
+    setup: MountSetup, source: DatasetSource, services: Services, progress: OpenProgress
 ) -> Dataset:
-    """Find the shards of a dataset, and return the tree that the view of `plan` makes of them, or one for each epoch.
+    """Find the shards of a dataset, and return the tree that the view of `setup` makes of them, or one for each epoch.
 
     Raises:
         SourceMissing: there is nothing to show.
     """
-    if not plan.transform.epochs:
-        return await _build_one(plan, plan.view, source, services, progress)
+    if not setup.transform.epochs:
+        return await _build_one(setup, setup.view, source, services, progress)
 
     async def build(epoch: int, progress: OpenProgress) -> Dataset:
-        view, within = plan.view, source
+        view, within = setup.view, source
         if view.shuffle is not None:
             view = replace(view, shuffle=epoch_seed(view.shuffle, epoch))
-        if plan.transform:
+        if setup.transform:
             within = source.within(epoch_directory(epoch))
         layout = epoch_directory(epoch)
-        return await _build_one(plan, view, within, services, progress, layout)
+        return await _build_one(setup, view, within, services, progress, layout)
 
     async def make(epoch: int) -> Names:
         return (await build(epoch, OpenProgress())).tree
 
     first = await build(0, progress)
-    tree = EpochTree(source.buckets[0], plan.transform.epochs, first.tree, make)
+    tree = EpochTree(source.buckets[0], setup.transform.epochs, first.tree, make)
     return replace(first, tree=tree)
 
 
 async def _build_one(
-    plan: MountPlan,
+    setup: MountSetup,
     view: ViewSpec,
     source: DatasetSource,
     services: Services,
@@ -114,7 +114,7 @@ async def _build_one(
         table=table,
         classes=classes,
         progress=progress,
-        strict=plan.strict,
+        strict=setup.strict,
     )
     return Dataset(MergedTree(merger, layout + repr(view), find_again), merger)
 

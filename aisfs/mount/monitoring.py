@@ -30,8 +30,8 @@ from aisfs.errors import AisfsError, ConfigError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.xattrs import ABOUT, HEALTH, UPGRADE
 from aisfs.metrics import Metrics, Totals
-from aisfs.mount.plan import MountPlan, is_local
 from aisfs.mount.services import Services
+from aisfs.mount.setup import MountSetup, is_local
 from aisfs.settings import MonitoringSettings
 from aisfs.stores.ais.transport import VERSION
 from aisfs.stores.registry import direct_store
@@ -403,15 +403,15 @@ def log_destination() -> str:
 
 
 def describe(
-    plan: MountPlan, services: Services, filesystem: FileSystem, progress: OpenProgress
+    setup: MountSetup, services: Services, filesystem: FileSystem, progress: OpenProgress
 ) -> None:
     """Show in the counters what is mounted, and how full its cache is."""
     metrics, blocks, staging = services.metrics, services.blocks, services.staging
     metrics.show_version(VERSION)
-    apart = is_local(plan.source) or direct_store(plan.source)
-    endpoint = "" if apart else plan.cluster.shown_endpoint
-    directory = "" if blocks is None else str(plan.cache.cache_dir)
-    names = (str(plan.source), endpoint, directory)
+    apart = is_local(setup.source) or direct_store(setup.source)
+    endpoint = "" if apart else setup.cluster.shown_endpoint
+    directory = "" if blocks is None else str(setup.cache.cache_dir)
+    names = (str(setup.source), endpoint, directory)
     metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)
 
     def update() -> None:

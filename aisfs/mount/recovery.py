@@ -38,8 +38,8 @@ from aisfs.filesystem.trees import Tree
 from aisfs.filesystem.writing.commit import is_content
 from aisfs.filesystem.writing.setattr import WriteLayer, write_layer
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.mount.plan import MountPlan, origin_of
 from aisfs.mount.services import CLOCK, Services
+from aisfs.mount.setup import MountSetup, origin_of
 from aisfs.mount.source import connect
 from aisfs.settings import ClusterSettings, WriteSettings
 from aisfs.stores.pipeline import CallPipeline, all_of
@@ -347,7 +347,7 @@ show less than was acknowledged."""
 
 
 async def build_write_layer(
-    plan: MountPlan, services: Services, filesystem: FileSystem, tree: Tree
+    setup: MountSetup, services: Services, filesystem: FileSystem, tree: Tree
 ) -> WriteLayer | None:
     """Build what changes a mount; None if it is only read.
 
@@ -355,26 +355,26 @@ async def build_write_layer(
     """
     if services.staging is None:
         return None
-    await _upload_left(plan, services)
+    await _upload_left(setup, services)
     writer = Writer(
         services.store,
         services.staging,
         services.nursery,
-        endpoint=origin_of(plan),
-        ignore_zeros=plan.tree.ignore_zeros,
+        endpoint=origin_of(setup),
+        ignore_zeros=setup.tree.ignore_zeros,
         indexer=services.indexer,
         index_bucket=services.index_bucket,
     )
-    layer = write_layer(filesystem, tree, services.lister, writer, plan.writing, CLOCK)
+    layer = write_layer(filesystem, tree, services.lister, writer, setup.writing, CLOCK)
     if layer.write_back is not None:
         services.nursery.start_soon(layer.write_back.run)
         services.metrics.before_text.append(lambda: _show(layer, services))
     return layer
 
 
-async def _upload_left(plan: MountPlan, services: Services) -> None:
+async def _upload_left(setup: MountSetup, services: Services) -> None:
     """Upload what is left of the source that is mounted."""
-    origin, root = origin_of(plan), services.root
+    origin, root = origin_of(setup), services.root
 
     def belongs(one: UnsentFile) -> bool:
         bucket = root.bucket if isinstance(root, DirectoryNode) else None
@@ -385,7 +385,7 @@ async def _upload_left(plan: MountPlan, services: Services) -> None:
         found = await trio.to_thread.run_sync(unsent_files, directory)
         return [one for one in found if belongs(one)]
 
-    directory = plan.writing.staging_dir
+    directory = setup.writing.staging_dir
     if not await find():
         return
     with await _alone(directory):

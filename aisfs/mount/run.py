@@ -36,9 +36,9 @@ from aisfs.fuse.session import FastPathSession
 from aisfs.mount.dataset import build_dataset
 from aisfs.mount.memory import memory_limits
 from aisfs.mount.monitoring import About, Health, MetricsServer, describe, listen, serve_metrics
-from aisfs.mount.plan import MountPlan, check_places
 from aisfs.mount.recovery import build_write_layer, upload_rest
 from aisfs.mount.services import CLOCK, Services, open_numbers, open_services
+from aisfs.mount.setup import MountSetup, check_places
 from aisfs.settings import TreeSettings, View
 from aisfs.system import daemon
 from aisfs.system.keeping import Keeping, can_keep
@@ -58,39 +58,39 @@ GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
 
-def check(plan: MountPlan) -> None:
+def check(setup: MountSetup) -> None:
     """Check everything that can be checked without asking the cluster.
 
     Raises:
         MountError, FuseUnavailable, SourceMissing, AccessDenied: the message says why.
     """
-    if isinstance(plan.source, DirectorySource):
-        if not plan.source.path.is_dir():
-            raise SourceMissing(missing_path(plan.source.path, "directory"))
-        if not os.access(plan.source.path, os.R_OK | os.X_OK):
+    if isinstance(setup.source, DirectorySource):
+        if not setup.source.path.is_dir():
+            raise SourceMissing(missing_path(setup.source.path, "directory"))
+        if not os.access(setup.source.path, os.R_OK | os.X_OK):
             raise AccessDenied(
-                f"{plan.source.path}: permission denied: you cannot read this directory"
+                f"{setup.source.path}: permission denied: you cannot read this directory"
             )
-    if isinstance(plan.source, DatasetSource) and plan.source.local:
-        root = plan.source.common_directory(os.path.realpath)
+    if isinstance(setup.source, DatasetSource) and setup.source.local:
+        root = setup.source.common_directory(os.path.realpath)
         if not os.path.isdir(root):
             raise SourceMissing(missing_path(root, "directory"))
-    inherited = descriptor_of(plan.mountpoint)
+    inherited = descriptor_of(setup.mountpoint)
     if inherited is not None:
-        check_descriptor(inherited, plan.options)
+        check_descriptor(inherited, setup.options)
         os.set_inheritable(inherited, False)  # a keeper gets it from the daemon, and lets go of it
         return
-    check_places(plan)
-    mountpoints.check_fuse(fastpath=plan.kernel.fastpath)
-    mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
+    check_places(setup)
+    mountpoints.check_fuse(fastpath=setup.kernel.fastpath)
+    mountpoints.prepare(setup.mountpoint, allow_nonempty="nonempty" in setup.options)
 
 
-def can_outlive(plan: MountPlan) -> bool:
+def can_outlive(setup: MountSetup) -> bool:
     """Return whether another daemon may go on with a mount when its own dies.
 
     Not without the fast path, where libfuse has the device.
     """
-    kernel = plan.kernel
+    kernel = setup.kernel
     if not kernel.keeper or not kernel.fastpath:
         return False
     if not can_keep():
@@ -137,7 +137,7 @@ class Start(Protocol):
         ...
 
     def ready(self, note: str) -> None:
-        """Note that the mount is up, and the dataset ready unless the plan is lazy.
+        """Note that the mount is up, and the dataset ready unless the setup is lazy.
 
         Args:
             note: What the user should know about it; empty for nothing.
@@ -169,7 +169,7 @@ class _Launch:
 
     def __init__(
         self,
-        plan: MountPlan,
+        setup: MountSetup,
         services: Services,
         start: Start,
         health: Health,
@@ -184,7 +184,7 @@ class _Launch:
         """Why the dataset cannot be shown."""
         self.write: WriteLayer | None = None
         """Of a mount that can be written."""
-        self._plan = plan
+        self._setup = setup
         self._services = services
         self._start = start
         self._health = health
@@ -203,8 +203,8 @@ class _Launch:
 
     async def tell(self) -> None:
         """Say how far the shards are until they are all open, if the start waits for them."""
-        view = self._plan.view
-        if not view.reshaped and (not view.merged or self._plan.lazy):
+        view = self._setup.view
+        if not view.reshaped and (not view.merged or self._setup.lazy):
             return
         noun = "files" if view.view is View.FLAT else "samples"
         with self._telling:
@@ -222,12 +222,12 @@ class _Launch:
         """
         # The fast path raises the limit on background requests in INIT, which does not need root.
         memory = self._services.fetcher.memory_limit
-        within = None if self._plan.kernel.fastpath else mountpoints.background_within(memory)
-        await trio.to_thread.run_sync(_tune, self._plan.mountpoint, within)
-        log.info("mounted %s on %s", self._plan.source, self._plan.mountpoint)
+        within = None if self._setup.kernel.fastpath else mountpoints.background_within(memory)
+        await trio.to_thread.run_sync(_tune, self._setup.mountpoint, within)
+        log.info("mounted %s on %s", self._setup.source, self._setup.mountpoint)
         if self._services.ping is not None:  # a directory is read from the page cache
             self._services.fetcher.pool.wants_ready = True
-        if self.merger is not None and not self._plan.lazy:
+        if self.merger is not None and not self._setup.lazy:
             try:
                 await self.merger.merged()
             except AisfsError as error:
@@ -242,7 +242,7 @@ class _Launch:
 
 
 async def run(
-    plan: MountPlan,
+    setup: MountSetup,
     start: Start,
     warnings: RecentWarnings,
     reload: Reload | None = None,
@@ -251,7 +251,7 @@ async def run(
     """Mount and serve until unmounted from outside or told to stop by a signal.
 
     Args:
-        plan: What and where.
+        setup: What and where.
         start: Told how it goes.
         warnings: Shown by `aisfs status`.
         reload: What SIGHUP does; None to unmount.
@@ -264,19 +264,19 @@ async def run(
     sys.setswitchinterval(SWITCH_SECONDS)
     map_large_blocks()
     daemon.allow_many()
-    if plan.kernel.fastpath and not serves_descriptors():
+    if setup.kernel.fastpath and not serves_descriptors():
         log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
-        plan = replace(plan, kernel=plan.kernel.changed(fastpath=False))
-    memory_limits(plan.cache).tell()
+        setup = replace(setup, kernel=setup.kernel.changed(fastpath=False))
+    memory_limits(setup.cache).tell()
     with listen(
-        plan.monitoring, shared=keeping is not None and keeping.takeover is not None
+        setup.monitoring, shared=keeping is not None and keeping.takeover is not None
     ) as server:
-        await _serve(plan, start, warnings, server, reload, keeping)
-    log.info("unmounted %s", plan.mountpoint)
+        await _serve(setup, start, warnings, server, reload, keeping)
+    log.info("unmounted %s", setup.mountpoint)
 
 
 async def _serve(
-    plan: MountPlan,
+    setup: MountSetup,
     start: Start,
     warnings: RecentWarnings,
     server: MetricsServer | None,
@@ -284,7 +284,7 @@ async def _serve(
     keeping: Keeping | None,
 ) -> None:
     """Mount and serve; the counters, too, if there is a `server`."""
-    async with _open_services(plan, keeping) as services:
+    async with _open_services(setup, keeping) as services:
         health = Health(services.metrics, services.ping)
         with trio.open_signal_receiver(*_ending_signals()) as signals:
             session: Session | None = None
@@ -317,16 +317,16 @@ async def _serve(
             # It waits before anything can fail: a receiver that is closed may not be asked any more.
             await services.nursery.start(end_on_signal)
             with scope:
-                plan = replace(plan, source=services.source)
-                launch = _Launch(plan, services, start, health, end)
+                setup = replace(setup, source=services.source)
+                launch = _Launch(setup, services, start, health, end)
                 services.nursery.start_soon(launch.tell)
                 about = About(
-                    services.metrics, health, writable=plan.writing.writable, keeping=keeping
+                    services.metrics, health, writable=setup.writing.writable, keeping=keeping
                 )
                 services.nursery.start_soon(about.sample)
-                session = await _build(plan, services, launch, warnings, about, keeping)
+                session = await _build(setup, services, launch, warnings, about, keeping)
                 async with serve_metrics(server, health), launch.numbers():
-                    await session.serve(plan.mountpoint, _kernel_options(plan))
+                    await session.serve(setup.mountpoint, _kernel_options(setup))
             with trio.move_on_after(GRACE_SECONDS):
                 await services.flush()
             if launch is not None and launch.failure is not None:
@@ -337,37 +337,37 @@ async def _serve(
 
 
 @asynccontextmanager
-async def _open_services(plan: MountPlan, keeping: Keeping | None) -> AsyncIterator[Services]:
+async def _open_services(setup: MountSetup, keeping: Keeping | None) -> AsyncIterator[Services]:
     """Open the services; go on with the staged files of the daemon before, and have the keeper lock them."""
     takeover = keeping.takeover if keeping is not None else None
     lock = takeover.lock if takeover is not None else None
-    if keeping is not None and keeping.is_upgrade and plan.writing.writable:
+    if keeping is not None and keeping.is_upgrade and setup.writing.writable:
         await trio.to_thread.run_sync(keeping.loaded)  # two daemons cannot have the staged files
-    async with open_services(plan, lock, restarted=takeover is not None) as services:
+    async with open_services(setup, lock, restarted=takeover is not None) as services:
         if keeping is not None and services.staging is not None:
             keeping.hold(services.staging.lock)
         yield services
 
 
 async def _build(
-    plan: MountPlan,
+    setup: MountSetup,
     services: Services,
     launch: _Launch,
     warnings: RecentWarnings,
     about: About,
     keeping: Keeping | None,
 ) -> Session:
-    make = AttrMaker(plan.tree, time.time_ns())
+    make = AttrMaker(setup.tree, time.time_ns())
     folders = ShardFolders(services.indexer, make)
-    look_inside = services.indexer.forms.is_archive if plan.tree.magic else None
-    plain = Tree(services.lister, plan.tree.shards, look_inside)
+    look_inside = services.indexer.forms.is_archive if setup.tree.magic else None
+    plain = Tree(services.lister, setup.tree.shards, look_inside)
     tree: Names = plain
-    if isinstance(plan.source, DatasetSource):
-        dataset = await build_dataset(plan, plan.source, services, launch.progress)
+    if isinstance(setup.source, DatasetSource):
+        dataset = await build_dataset(setup, setup.source, services, launch.progress)
         tree, launch.merger = dataset.tree, dataset.merger
     root = services.root
-    if isinstance(plan.source, DatasetSource) and plan.transform.epochs:
-        root = DirectoryNode(plan.source.buckets[0], "")  # above the directories of epochs
+    if isinstance(setup.source, DatasetSource) and setup.transform.epochs:
+        root = DirectoryNode(setup.source.buckets[0], "")  # above the directories of epochs
     filesystem = FileSystem(
         root,
         tree=tree,
@@ -376,17 +376,17 @@ async def _build(
         assembler=services.assembler,
         make=make,
         clock=CLOCK,
-        list_ttl=plan.tree.list_ttl,
+        list_ttl=setup.tree.list_ttl,
         kernel=PyfuseKernel(),
         overlay=services.lister.overlay if services.staging is not None else None,
     )
-    write = await build_write_layer(plan, services, filesystem, plain)
+    write = await build_write_layer(setup, services, filesystem, plain)
     launch.write = write
     services.hooks.listing_changed = plain.with_all_names(filesystem.listing_changed)
     services.hooks.content_was_wrong = filesystem.content_was_wrong
-    describe(plan, services, filesystem, launch.progress)
+    describe(setup, services, filesystem, launch.progress)
     plans = None
-    if plan.kernel.fastpath:
+    if setup.kernel.fastpath:
         plans = Plans(filesystem, services.reader, services.fetcher, services.nursery)
     operations = Operations(
         filesystem,
@@ -399,10 +399,10 @@ async def _build(
             reports=about.reports,
             plans=plans,
             flush=write.flush if write is not None else None,
-            listed=plan.tree.list_xattrs,
+            listed=setup.tree.list_xattrs,
         ),
         services.metrics,
-        negative_timeout=plan.tree.negative_ttl,
+        negative_timeout=setup.tree.negative_ttl,
         on_ready=lambda: services.nursery.start_soon(launch.finish),
     )
     launch.set_ttls = partial(_set_ttls, services, filesystem, operations)
@@ -410,7 +410,7 @@ async def _build(
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)
     if services.blocks is not None:
-        numbers = open_numbers(plan, services.blocks)
+        numbers = open_numbers(setup, services.blocks)
         filesystem.inodes.forgotten = Forgotten(numbers.most, numbers.get)
         launch.keep_numbers = lambda: numbers.put(filesystem.inodes.lasting())
     if keeping is not None:
@@ -420,11 +420,11 @@ async def _build(
             services.nursery.start_soon(write.restorer.settle, write.committer)
     followers = [plans.was_read]
     goes_on = keeping is not None and keeping.takeover is not None
-    if plan.cache.replay is not None and not goes_on:
-        recorded = await trio.to_thread.run_sync(read_recorded, plan.cache.replay)
+    if setup.cache.replay is not None and not goes_on:
+        recorded = await trio.to_thread.run_sync(read_recorded, setup.cache.replay)
         plans.announce("replay", *recorded)
-    if plan.cache.record is not None:
-        recorder = Recorder(filesystem, plan.cache.record, go_on=goes_on)
+    if setup.cache.record is not None:
+        recorder = Recorder(filesystem, setup.cache.record, go_on=goes_on)
         services.nursery.start_soon(recorder.record)
         followers.append(recorder.was_read)
     return _build_fast_path(services, operations, filesystem, write, keeping, followers)
@@ -497,15 +497,15 @@ def _tune(mountpoint: Path, background: int | None) -> None:
     mountpoints.tune(mountpoint, background=background)
 
 
-def _kernel_options(plan: MountPlan) -> set[str]:
+def _kernel_options(setup: MountSetup) -> set[str]:
     # Without noatime, every read would make the kernel ask for attributes again.
     return {
-        "rw" if plan.writing.writable else "ro",
+        "rw" if setup.writing.writable else "ro",
         "noatime",
         "default_permissions",
         "subtype=aisfs",
-        f"fsname={str(plan.source).replace(',', '_')[:FSNAME_MAX]}",
-    } | plan.options
+        f"fsname={str(setup.source).replace(',', '_')[:FSNAME_MAX]}",
+    } | setup.options
 
 
 def _ending_signals() -> list[signal.Signals]:

@@ -37,7 +37,7 @@ from aisfs.errors import (
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
 from aisfs.mount.memory import MemoryLimits, memory_limits
-from aisfs.mount.plan import MountPlan, SourcePlan, is_local, origin_of
+from aisfs.mount.setup import MountSetup, SourceSetup, is_local, origin_of
 from aisfs.mount.source import OpenSource, open_source
 from aisfs.mount.transforming import results_limit, transformed
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
@@ -111,7 +111,7 @@ class Services:
 
 @asynccontextmanager
 async def open_services(
-    plan: SourcePlan, lock: int | None = None, *, restarted: bool = False
+    setup: SourceSetup, lock: int | None = None, *, restarted: bool = False
 ) -> AsyncIterator[Services]:
     """Open the services of a source, and take them down in reverse.
 
@@ -124,29 +124,29 @@ async def open_services(
     failure: AisfsError | None = None
     metrics = Metrics()
     may = {
-        "may_be_unlistable": plan.partly,
-        "by_name": isinstance(plan, MountPlan),
-        "writable": plan.writing.writable,
-        "create_bucket": plan.writing.create_bucket,
+        "may_be_unlistable": setup.partly,
+        "by_name": isinstance(setup, MountSetup),
+        "writable": setup.writing.writable,
+        "create_bucket": setup.writing.create_bucket,
     }
 
     async def show(found: OpenSource, pipeline: WritableStore) -> WritableStore:
-        limit = await trio.to_thread.run_sync(_disk_limit, plan)
+        limit = await trio.to_thread.run_sync(_disk_limit, setup)
         places = found.source, found.root, found.store, pipeline, found.index_bucket
-        return await transformed(plan, *places, limit, metrics, restarted=restarted)
+        return await transformed(setup, *places, limit, metrics, restarted=restarted)
 
-    shows = show if plan.transform else None
+    shows = show if setup.transform else None
     async with (
         open_source(
-            plan.source, plan.cluster, metrics, reach=plan.reach, shows=shows, **may
+            setup.source, setup.cluster, metrics, reach=setup.reach, shows=shows, **may
         ) as opened,
-        _open_disk(plan, lock) as (blocks, staging),
+        _open_disk(setup, lock) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,
     ):
         try:
-            plan = replace(plan, source=opened.source)
-            yield _build(plan, opened, blocks, staging, nursery, background, metrics)
+            setup = replace(setup, source=opened.source)
+            yield _build(setup, opened, blocks, staging, nursery, background, metrics)
         except AisfsError as error:  # a nursery would put it into a group
             failure = error
         nursery.cancel_scope.cancel()
@@ -156,22 +156,22 @@ async def open_services(
 
 @asynccontextmanager
 async def _open_disk(
-    plan: SourcePlan, lock: int | None
+    setup: SourceSetup, lock: int | None
 ) -> AsyncIterator[tuple[BlockCache | None, StagingArea | None]]:
     """Open the disk cache and the staging directory, as far as they are wanted."""
     stack = ExitStack()
 
     def enter() -> tuple[BlockCache | None, StagingArea | None]:
-        blocks = _open_cache(plan)
+        blocks = _open_cache(setup)
         if blocks is not None:
             stack.callback(blocks.close)
-        if not plan.writing.writable:
+        if not setup.writing.writable:
             return blocks, None
-        if blocks is not None and not is_local(plan.source):
-            listings = _open_listings(plan, blocks)
+        if blocks is not None and not is_local(setup.source):
+            listings = _open_listings(setup, blocks)
             listings.forget()
             stack.callback(listings.forget)
-        writing = plan.writing
+        writing = setup.writing
         waits = writing.write_back > 0
         staging = StagingArea(
             writing.staging_dir, writing.staging_limit(), journal=waits, lock=lock
@@ -186,36 +186,36 @@ async def _open_disk(
             await trio.to_thread.run_sync(stack.close)
 
 
-def _open_cache(plan: SourcePlan) -> BlockCache | None:
+def _open_cache(setup: SourceSetup) -> BlockCache | None:
     """Open the disk cache, if it may have any size.
 
     A local directory is on disk already, so its cache holds only indexes and what was decompressed;
     most such mounts never need it, and go without if it cannot be opened. So does every mount while
     the disk is full.
     """
-    if plan.cache.cache_size == 0:
+    if setup.cache.cache_size == 0:
         return None
-    limit = _disk_limit(plan)
-    limit -= results_limit(plan, limit)
+    limit = _disk_limit(setup)
+    limit -= results_limit(setup, limit)
     if not limit:
-        log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
+        log.warning("no disk cache: %s has hardly any room left", setup.cache.cache_dir)
         return None
     try:
         indexes = min(limit // INDEX_SHARE, INDEX_DISK_LIMIT)
-        return BlockCache.open(plan.cache.cache_dir, max(limit - indexes, LEAST))
+        return BlockCache.open(setup.cache.cache_dir, max(limit - indexes, LEAST))
     except ConfigError as error:
-        if not is_local(plan.source) and plan.cache.free_disk() >= LEAST:
+        if not is_local(setup.source) and setup.cache.free_disk() >= LEAST:
             raise
         log.warning("no disk cache: %s", error)
         return None
 
 
-def _disk_limit(plan: SourcePlan) -> int:
-    return plan.cache.disk_limit(CacheDirectory(plan.cache.cache_dir).taken())
+def _disk_limit(setup: SourceSetup) -> int:
+    return setup.cache.disk_limit(CacheDirectory(setup.cache.cache_dir).taken())
 
 
 def _build(
-    plan: SourcePlan,
+    setup: SourceSetup,
     opened: OpenSource,
     blocks: BlockCache | None,
     staging: StagingArea | None,
@@ -225,28 +225,28 @@ def _build(
 ) -> Services:
     store = opened.store
     hooks = Hooks()
-    lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks, blocks)
-    fetcher = _build_fetcher(plan, store, blocks, nursery, background, metrics, hooks)
+    lister = _build_lister(setup, opened.root, store, nursery, metrics, hooks, blocks)
+    fetcher = _build_fetcher(setup, store, blocks, nursery, background, metrics, hooks)
     if opened.watch is not None:
         nursery.start_soon(opened.watch)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)
-    scans = TarFeeder(fetcher, lister, mode=plan.tree.scan)
+    scans = TarFeeder(fetcher, lister, mode=setup.tree.scan)
     indexer = Indexer(
-        ShardScanner(fetcher, unpacker, scans, rules=plan.scan),
-        ArchiveForms(fetcher, magic=plan.tree.magic),
+        ShardScanner(fetcher, unpacker, scans, rules=setup.scan),
+        ArchiveForms(fetcher, magic=setup.tree.magic),
         nursery,
-        indexes=_open_indexes(plan, blocks) if blocks is not None and not plan.rescan else None,
-        sources=_index_sources(plan, opened, nursery, lister, blocks),
+        indexes=_open_indexes(setup, blocks) if blocks is not None and not setup.rescan else None,
+        sources=_index_sources(setup, opened, nursery, lister, blocks),
         labels=LabelReader(store, fetcher),
-        lay_out=_lay_out(plan),
+        lay_out=_lay_out(setup),
         # Common directories hold the indexes of all their shards anyway.
-        memory_limit=float("inf") if plan.view.merged else _memory_of(plan).indexes,
+        memory_limit=float("inf") if setup.view.merged else _memory_of(setup).indexes,
     )
     prefetcher = Prefetcher(
         fetcher,
         lister,
         nursery,
-        max_shards=plan.cache.prefetch_shards,
+        max_shards=setup.cache.prefetch_shards,
         budget=blocks.limit // PREFETCH_SHARE if blocks is not None else 0,
         open_folder=indexer.open,
     )
@@ -268,19 +268,19 @@ def _build(
         index_bucket=opened.index_bucket,
         scans=scans,
         reader=Reader(fetcher, prefetcher, unpacker),
-        assembler=SyntheticReader(fetcher, plan.cache.read_ahead_max),
+        assembler=SyntheticReader(fetcher, setup.cache.read_ahead_max),
         coverage=CacheCoverage(
-            fetcher, indexer, background, local=is_local(plan.source) or bool(plan.transform)
+            fetcher, indexer, background, local=is_local(setup.source) or bool(setup.transform)
         ),
     )
 
 
-def _memory_of(plan: SourcePlan) -> MemoryLimits:
-    return memory_limits(plan.cache, sharers=plan.sharers() if plan.sharers is not None else 1)
+def _memory_of(setup: SourceSetup) -> MemoryLimits:
+    return memory_limits(setup.cache, sharers=setup.sharers() if setup.sharers is not None else 1)
 
 
 def _build_fetcher(
-    plan: SourcePlan,
+    setup: SourceSetup,
     store: WritableStore,
     blocks: BlockCache | None,
     nursery: trio.Nursery,
@@ -294,23 +294,23 @@ def _build_fetcher(
         nursery,
         background,
         # What is transformed is on disk already.
-        cache=None if is_local(plan.source) or plan.only_indexes or plan.transform else blocks,
-        origin=origin_of(plan),
-        memory_limit=_memory_of(plan).fetched,
-        read_ahead_max=plan.cache.read_ahead_max,
+        cache=None if is_local(setup.source) or setup.only_indexes or setup.transform else blocks,
+        origin=origin_of(setup),
+        memory_limit=_memory_of(setup).fetched,
+        read_ahead_max=setup.cache.read_ahead_max,
         hooks=hooks,
     )
     metrics.before_text.append(partial(_count_read, fetcher.pool.read, metrics))
     nursery.start_soon(fetcher.tidy)
-    if plan.sharers is not None:
-        nursery.start_soon(_share_memory, plan.cache, plan.sharers, fetcher)
+    if setup.sharers is not None:
+        nursery.start_soon(_share_memory, setup.cache, setup.sharers, fetcher)
     if blocks is not None:
         nursery.start_soon(_sync_cache, blocks, fetcher)
     return fetcher
 
 
 def _build_lister(
-    plan: SourcePlan,
+    setup: SourceSetup,
     root: Node,
     store: WritableStore,
     nursery: trio.Nursery,
@@ -318,13 +318,13 @@ def _build_lister(
     hooks: Hooks,
     blocks: BlockCache | None,
 ) -> Lister:
-    ttls = plan.tree
+    ttls = setup.tree
     # Commands look at what is there now, and a mount that changes things knows more than is kept.
     # A directory of files that were named has no other ones for this mount.
     # Sizes of results are kept with the results.
-    own = plan.writing.writable or is_local(plan.source) or bool(named_files(plan.source))
-    own = own or bool(plan.transform)
-    shared = isinstance(plan, MountPlan) and not own
+    own = setup.writing.writable or is_local(setup.source) or bool(named_files(setup.source))
+    own = own or bool(setup.transform)
+    shared = isinstance(setup, MountSetup) and not own
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )
@@ -337,73 +337,73 @@ def _build_lister(
         clock=CLOCK,
         metrics=metrics,
         hooks=hooks,
-        wanted=None if plan.writing.writable else _wanted(plan, prefix),
+        wanted=None if setup.writing.writable else _wanted(setup, prefix),
         change_ttl=max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl),
-        kept=_open_listings(plan, blocks) if shared and blocks is not None else None,
+        kept=_open_listings(setup, blocks) if shared and blocks is not None else None,
     )
 
 
-def _wanted(plan: SourcePlan, prefix: str) -> Callable[[str], bool] | None:
+def _wanted(setup: SourceSetup, prefix: str) -> Callable[[str], bool] | None:
     """Return the test for keys that are shown; None if all are."""
-    if not plan.transform.epochs:
-        return plan.keys.below(prefix)
-    test, cut = in_epoch(plan.keys.below("")), len(prefix)
+    if not setup.transform.epochs:
+        return setup.keys.below(prefix)
+    test, cut = in_epoch(setup.keys.below("")), len(prefix)
     return (lambda key: test(key[cut:])) if test is not None else None
 
 
-def _open_listings(plan: SourcePlan, blocks: BlockCache) -> ListingCache:
+def _open_listings(setup: SourceSetup, blocks: BlockCache) -> ListingCache:
     return ListingCache(
-        plan.cache.cache_dir,
+        setup.cache.cache_dir,
         _index_limit(blocks) // LISTING_SHARE,
-        cluster=origin_of(plan),
-        scope=f"{plan.keys} of {plan.source}" if plan.keys else "",
-        max_age=plan.tree.list_ttl,
+        cluster=origin_of(setup),
+        scope=f"{setup.keys} of {setup.source}" if setup.keys else "",
+        max_age=setup.tree.list_ttl,
     )
 
 
-def open_numbers(plan: SourcePlan, blocks: BlockCache) -> NumberCache:
+def open_numbers(setup: SourceSetup, blocks: BlockCache) -> NumberCache:
     """Return where inode numbers are kept for the next mount of the same."""
-    scope = f"{origin_of(plan)} {plan.source} {plan.keys} {plan.view}"
-    return NumberCache(plan.cache.cache_dir, _index_limit(blocks) // LISTING_SHARE, scope=scope)
+    scope = f"{origin_of(setup)} {setup.source} {setup.keys} {setup.view}"
+    return NumberCache(setup.cache.cache_dir, _index_limit(blocks) // LISTING_SHARE, scope=scope)
 
 
 def _index_sources(
-    plan: SourcePlan,
+    setup: SourceSetup,
     opened: OpenSource,
     nursery: trio.Nursery,
     lister: Lister,
     blocks: BlockCache | None,
 ) -> list[IndexSource]:
     """Return where indexes are looked for before shards are scanned, in this order."""
-    if plan.only_indexes or plan.transform:  # others' are of the shards as they are stored
+    if setup.only_indexes or setup.transform:  # others' are of the shards as they are stored
         return []
-    tree, rules, store = plan.tree, plan.scan, opened.store
+    tree, rules, store = setup.tree, setup.scan, opened.store
     sources: list[IndexSource] = []
     if tree.published_index:
         published = partial(PublishedSource, store, nursery, rules, list_ttl=tree.list_ttl)
         if opened.index_bucket is not None:
             sources.append(published(own=opened.index_bucket))
         # Most web servers leave out names that begin with a dot.
-        hidden = direct_store(plan.source) == "web"
+        hidden = direct_store(setup.source) == "web"
         sources.append(published() if hidden else published(try_directory=lister.try_directory))
     demanded = tree.shard_index is ShardIndex.ALWAYS
-    timeless = plan.view.view in (View.CLASS, View.FLAT)
+    timeless = setup.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)
-    if wanted and not (is_local(plan.source) or direct_store(plan.source)):
-        kept = _open_indexes(plan, blocks) if blocks is not None else None
+    if wanted and not (is_local(setup.source) or direct_store(setup.source)):
+        kept = _open_indexes(setup, blocks) if blocks is not None else None
         sources.append(
             ShardIndexSource(store, nursery, nesting=rules.nesting, kept=kept, demanded=demanded)
         )
     return sources
 
 
-def _open_indexes(plan: SourcePlan, blocks: BlockCache) -> IndexCache:
-    scope = origin_of(plan) + (" magic" if plan.tree.magic else "")
+def _open_indexes(setup: SourceSetup, blocks: BlockCache) -> IndexCache:
+    scope = origin_of(setup) + (" magic" if setup.tree.magic else "")
     # Without published indexes, what other mounts have kept of them is not wanted either.
-    scope += "" if plan.tree.published_index else " unpublished"
+    scope += "" if setup.tree.published_index else " unpublished"
     limit = _index_limit(blocks)
     room = limit - 2 * (limit // LISTING_SHARE)
-    return IndexCache(plan.cache.cache_dir, room, scan=plan.scan, scope=scope)
+    return IndexCache(setup.cache.cache_dir, room, scan=setup.scan, scope=scope)
 
 
 def _index_limit(blocks: BlockCache) -> int:
@@ -411,16 +411,16 @@ def _index_limit(blocks: BlockCache) -> int:
     return min(blocks.limit // (INDEX_SHARE - 1), INDEX_DISK_LIMIT)
 
 
-def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
+def _lay_out(setup: SourceSetup) -> Callable[[MemberIndex], MembersView]:
     """Return what makes the folder of a shard."""
-    view = plan.view
+    view = setup.view
     if view.merged or view.view is View.SHARDS:
         return without_folders
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
-    if isinstance(plan.source, DatasetSource):
+    if isinstance(setup.source, DatasetSource):
         return partial(members_only, wanted=view.wanted)
-    return partial(MembersView, shards=plan.tree.shards)
+    return partial(MembersView, shards=setup.tree.shards)
 
 
 async def _share_memory(cache: CacheSettings, sharers: Callable[[], int], fetcher: Fetcher) -> None:

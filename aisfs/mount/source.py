@@ -56,7 +56,7 @@ class OpenSource:
     """A source whose store is connected."""
 
     source: Source
-    """As planned, but the local files of a dataset have a bucket."""
+    """As in the setup, but the local files of a dataset have a bucket."""
     root: Node
     store: WritableStore
     ping: Callable[[], Awaitable[None]] | None = None
@@ -89,7 +89,7 @@ def connect(
     """Return a source with the store that has its objects, without asking the store anything.
 
     Args:
-        source: As planned.
+        source: As in the setup.
         cluster: How to reach its store.
         metrics: Where requests are counted that may cost money.
         reach: Where redirects of web servers may lead, if that is limited.
@@ -158,7 +158,7 @@ async def open_source(
     """Connect the store of a source, with retries, once it has answered; count its calls.
 
     Args:
-        source: As planned.
+        source: As in the setup.
         cluster: How to reach the cluster.
         metrics: Where calls are counted.
         may_be_unlistable: Accept a bucket whose listing is denied, and a web server without an index.

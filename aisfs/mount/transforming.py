@@ -15,7 +15,7 @@ from aisfs.errors import AisfsError, ConfigError, IndexRefused, JobNotFound, Not
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
-from aisfs.mount.plan import SourcePlan, origin_of
+from aisfs.mount.setup import SourceSetup, origin_of
 from aisfs.settings import TransformSettings, View
 from aisfs.stores.ais.client import AISClient
 from aisfs.stores.ais.etls import EtlTransformer
@@ -30,9 +30,9 @@ SHARE = 2
 """Results take half of the disk cache: the other half is for indexes and for what is decompressed of results."""
 
 
-def results_limit(plan: SourcePlan, limit: int) -> int:
+def results_limit(setup: SourceSetup, limit: int) -> int:
     """Return the bytes of a disk cache of `limit` bytes that are for results."""
-    return limit // SHARE if plan.transform else 0
+    return limit // SHARE if setup.transform else 0
 
 
 class SizeTables:
@@ -93,7 +93,7 @@ class SizeTables:
 
 
 async def transformed(
-    plan: SourcePlan,
+    setup: SourceSetup,
     source: Source,
     root: Node,
     store: WritableStore,
@@ -104,10 +104,10 @@ async def transformed(
     *,
     restarted: bool,
 ) -> WritableStore:
-    """Return the store that shows the objects of a source as the plan has them transformed, in each epoch anew.
+    """Return the store that shows the objects of a source as the setup has them transformed, in each epoch anew.
 
     Args:
-        plan: How.
+        setup: How.
         source: As it is served.
         root: What is mounted.
         store: What has the objects.
@@ -120,16 +120,16 @@ async def transformed(
     Raises:
         ConfigError, Unsupported: there is no such transformer.
     """
-    room = results_limit(plan, limit)
+    room = results_limit(setup, limit)
     if not room:
-        raise ConfigError(f"{plan.cache.cache_dir}: no room for results of transformations")
-    results = await trio.to_thread.run_sync(Results, plan.cache.cache_dir, room)
+        raise ConfigError(f"{setup.cache.cache_dir}: no room for results of transformations")
+    results = await trio.to_thread.run_sync(Results, setup.cache.cache_dir, room)
     try:
         transformer: Transformer
-        if plan.command is not None:
-            transformer = CommandTransformer(plan.command, most=room, scratch=results.scratch)
+        if setup.command is not None:
+            transformer = CommandTransformer(setup.command, most=room, scratch=results.scratch)
         else:
-            transformer = await _etls(plan, store, results, restarted=restarted)
+            transformer = await _etls(setup, store, results, restarted=restarted)
     except BaseException:
         results.close()
         raise
@@ -137,27 +137,27 @@ async def transformed(
         pipeline,
         transformer,
         results,
-        wanted=_wanted(plan, source, root),
-        deadline=plan.cluster.io_timeout,
+        wanted=_wanted(setup, source, root),
+        deadline=setup.cluster.io_timeout,
         metrics=metrics,
     )
-    if plan.transform.etl and plan.tree.published_index:
-        await _learn_sizes(plan, source, shown, own)
-    if not plan.transform.epochs:
+    if setup.transform.etl and setup.tree.published_index:
+        await _learn_sizes(setup, source, shown, own)
+    if not setup.transform.epochs:
         return shown
-    stores = [shown, *map(shown.of_epoch, range(1, plan.transform.epochs))]
+    stores = [shown, *map(shown.of_epoch, range(1, setup.transform.epochs))]
     return EpochStore(stores, root.prefix if isinstance(root, DirectoryNode) else "")
 
 
 async def _learn_sizes(
-    plan: SourcePlan, source: Source, shown: TransformedStore, own: IndexBucket | None
+    setup: SourceSetup, source: Source, shown: TransformedStore, own: IndexBucket | None
 ) -> None:
     """Take over what is published of the results, which is never necessary."""
     if isinstance(source, BucketSource):
         places = [(source.bucket, source.prefix)]
     else:
         places = source.directories if isinstance(source, DatasetSource) else []
-    rows = await SizeTables(shown.sources, own, plan.transform).read_above(places)
+    rows = await SizeTables(shown.sources, own, setup.transform).read_above(places)
     if rows:
         try:
             await shown.learn(rows)
@@ -167,16 +167,16 @@ async def _learn_sizes(
 
 
 async def _etls(
-    plan: SourcePlan, store: WritableStore, results: Results, *, restarted: bool
+    setup: SourceSetup, store: WritableStore, results: Results, *, restarted: bool
 ) -> EtlTransformer:
     """Return the ETLs, which run at the moment, unless the mount was `restarted`: what they have made is shown then."""
-    assert isinstance(store, AISClient), "the plan was checked"
-    names, mount = plan.transform.etl.split(","), origin_of(plan)
+    assert isinstance(store, AISClient), "the setup was checked"
+    names, mount = setup.transform.etl.split(","), origin_of(setup)
     etls = EtlTransformer(
         store,
         names,
-        plan.transform.etl_args,
-        deadline=plan.cluster.io_timeout,
+        setup.transform.etl_args,
+        deadline=setup.cluster.io_timeout,
         note=partial(results.note_definition, mount),
     )
     if restarted:
@@ -191,12 +191,12 @@ async def _etls(
     return etls
 
 
-def _wanted(plan: SourcePlan, source: Source, root: Node) -> Callable[[str], bool]:
+def _wanted(setup: SourceSetup, source: Source, root: Node) -> Callable[[str], bool]:
     """Return which keys are transformed: those that the mount shows, or whose members it shows."""
     if not isinstance(source, DatasetSource):
         prefix = root.prefix if isinstance(root, DirectoryNode) else ""
-        return plan.keys.below(prefix) or (lambda _: True)
-    if plan.view.view is View.SHARDS and not plan.view.reshaped:
+        return setup.keys.below(prefix) or (lambda _: True)
+    if setup.view.view is View.SHARDS and not setup.view.reshaped:
         cut = len(source.words[0].patterns[0].directory)
         return lambda key: source.keys.wants(key[cut:])
     patterns = [pattern for word in source.words for pattern in word.patterns]

@@ -29,8 +29,8 @@ from aisfs.engine.dataset.shard_set import find_shards as find_in
 from aisfs.engine.parts import Data
 from aisfs.errors import Stale
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shards
 from aisfs.mount.services import Services, open_services
+from aisfs.mount.setup import SourceSetup, is_local, load, load_cluster, read_shards
 from aisfs.settings import CacheSettings, ClusterSettings, KeyRule, TreeSettings, ViewSettings
 from aisfs.stores.pipeline import all_of
 from aisfs.work.inspection import TOGETHER
@@ -47,14 +47,14 @@ _KINDS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Setup:
     """What a data set was asked for; can be pickled."""
 
     sources: tuple[str, ...]
     settings: Mapping[str, object]
     open_shards: int
 
-    def read(self) -> SourcePlan:
+    def read(self) -> SourceSetup:
         """Return where to read.
 
         Raises:
@@ -66,7 +66,7 @@ class Plan:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         settings = {"memory_limit": MEMORY, **self.settings}
         source = read_shards(self.sources, settings)
-        return SourcePlan(
+        return SourceSetup(
             source=source,
             cluster=load_cluster(source, settings),
             tree=load(TreeSettings, settings),
@@ -89,22 +89,22 @@ class Shard:
     """That of the folder, which another version has not."""
 
 
-def find_shards(plan: Plan) -> tuple[list[Shard], list[int]]:
+def find_shards(setup: Setup) -> tuple[list[Shard], list[int]]:
     """Return the shards of a data set, and how many samples each has.
 
     Raises:
         AisfsError: a source has no shards, or cannot be read.
     """
-    return trio.run(_find, plan.read())
+    return trio.run(_find, setup.read())
 
 
-async def _find(plan: SourcePlan) -> tuple[list[Shard], list[int]]:
-    async with open_services(plan) as services:
+async def _find(setup: SourceSetup) -> tuple[list[Shard], list[int]]:
+    async with open_services(setup) as services:
         source, lister = services.source, services.lister
         assert isinstance(source, DatasetSource), "`read_shards` makes a dataset of any source"
         found = await find_in(source, lister, services.store, services.metrics)
         shards = list(
-            _located(((s.bucket, s.info) for _, s in found.current), is_local(plan.source))
+            _located(((s.bucket, s.info) for _, s in found.current), is_local(setup.source))
         )
         counts = [-1] * len(shards)
 
@@ -279,7 +279,7 @@ class _Thread:
     reads: _Reads
 
 
-def _start(plan: Plan, shards: Sequence[Shard]) -> _Thread:
+def _start(setup: Setup, shards: Sequence[Shard]) -> _Thread:
     """Open services in a thread of their own.
 
     Raises:
@@ -288,9 +288,9 @@ def _start(plan: Plan, shards: Sequence[Shard]) -> _Thread:
     opened: Future[tuple[trio.lowlevel.TrioToken, trio.Event, _Reads]] = Future()
 
     async def serve() -> None:
-        async with open_services(plan.read()) as services:
+        async with open_services(setup.read()) as services:
             end, token = trio.Event(), trio.lowlevel.current_trio_token()
-            opened.set_result((token, end, _Reads(services, shards, plan.open_shards)))
+            opened.set_result((token, end, _Reads(services, shards, setup.open_shards)))
             await end.wait()
 
     def run() -> None:
@@ -316,12 +316,12 @@ def _end(process: int, started: _Thread) -> None:
 class SampleReader:
     """Reads samples in this process, from any of its threads."""
 
-    def __init__(self, plan: Plan, shards: Sequence[Shard]) -> None:
+    def __init__(self, setup: Setup, shards: Sequence[Shard]) -> None:
         """Read these shards; services are opened when there is one outside of mounts to be read."""
         self.process = os.getpid()
-        self._plan = plan
+        self._setup = setup
         self._shards = shards
-        self._listed: _Recent[list[tuple[str, Parts]]] = _Recent(plan.open_shards)
+        self._listed: _Recent[list[tuple[str, Parts]]] = _Recent(setup.open_shards)
         self._lock = threading.Lock()
         self._started: _Thread | None = None
 
@@ -339,7 +339,7 @@ class SampleReader:
         if others:
             with self._lock:
                 if self._started is None:
-                    self._started = _start(self._plan, self._shards)
+                    self._started = _start(self._setup, self._shards)
                     finalize(self, _end, self.process, self._started)
             token, reads = self._started.token, self._started.reads
             read = trio.from_thread.run(reads.read, others, trio_token=token)

@@ -65,10 +65,10 @@ class ShardSamples(Generic[T]):
         from aisfs.torch import reading
 
         self.transform = transform
-        self._plan = reading.Plan(
+        self._setup = reading.Setup(
             tuple(os.fspath(source) for source in sources), settings, open_shards
         )
-        self._shards, counts = reading.find_shards(self._plan)
+        self._shards, counts = reading.find_shards(self._setup)
         self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         self._reader: SampleReader | None = None
 
@@ -107,7 +107,7 @@ class ShardSamples(Generic[T]):
         if self._reader is None or self._reader.process != os.getpid():
             from aisfs.torch.reading import SampleReader
 
-            self._reader = SampleReader(self._plan, self._shards)
+            self._reader = SampleReader(self._setup, self._shards)
         return self._reader
 
     def __getstate__(self) -> dict[str, object]:

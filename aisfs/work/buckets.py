@@ -51,7 +51,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import SERVED, Bucket, ObjectInfo, Page, Provider
-from aisfs.mount.plan import (
+from aisfs.mount.setup import (
     check_endpoint,
     existing,
     load,

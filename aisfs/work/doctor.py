@@ -47,7 +47,7 @@ from aisfs.fuse.mountpoint import (
 )
 from aisfs.model import Bucket
 from aisfs.mount.memory import memory_limits
-from aisfs.mount.plan import existing, is_local
+from aisfs.mount.setup import existing, is_local
 from aisfs.mount.source import open_source
 from aisfs.settings import (
     CACHE_LEAST,

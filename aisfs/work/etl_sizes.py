@@ -14,8 +14,8 @@ from aisfs.engine.dataset.shard_set import find_shards, walk
 from aisfs.engine.index_sources import IndexBucket
 from aisfs.errors import ConfigError, NotFound, Stale, TransformFailed, Unavailable
 from aisfs.model import FAILURE, Bucket, ObjectInfo
-from aisfs.mount.plan import SourcePlan, plan_transformed
 from aisfs.mount.services import Services, open_services
+from aisfs.mount.setup import SourceSetup, transformed_setup
 from aisfs.mount.transforming import SizeTables
 from aisfs.stores.pipeline import all_of
 from aisfs.stores.posix_metadata import is_link
@@ -74,18 +74,18 @@ async def publish_sizes(
         TransformFailed: results are not the same each time.
         AisfsError: the source cannot be listed, or nothing can be published.
     """
-    plan = plan_transformed(list(words), settings)
+    setup = transformed_setup(list(words), settings)
     if not check:
-        refuse_read_only(plan.source, plan.cluster, "--etl: ")
+        refuse_read_only(setup.source, setup.cluster, "--etl: ")
     report = SizesReport()
-    async with open_services(plan) as services:
-        places = await _find(plan, services)
+    async with open_services(setup) as services:
+        places = await _find(setup, services)
         report.objects = sum(len(place.objects) for place in places)
         progress.found(
             report.objects, sum(_length(info) for place in places for info in place.objects)
         )
         for place in places:
-            await _Work(plan, services, place, report, progress).run(check=check, jobs=jobs)
+            await _Work(setup, services, place, report, progress).run(check=check, jobs=jobs)
     return report
 
 
@@ -93,7 +93,7 @@ def _length(info: ObjectInfo) -> int:
     return info.size if info.is_sized else info.source.size
 
 
-async def _find(plan: SourcePlan, services: Services) -> list[_Place]:
+async def _find(setup: SourceSetup, services: Services) -> list[_Place]:
     """Find what a mount of the source would transform."""
     source, lister = services.source, services.lister
     if isinstance(source, BucketSource):
@@ -102,7 +102,7 @@ async def _find(plan: SourcePlan, services: Services) -> list[_Place]:
             async for _, info in walk(lister, source.bucket, source.prefix, lambda _: True)
             if not is_link(info)
         ]
-        return [_Place(source.bucket, source.prefix, found, whole=not plan.keys)]
+        return [_Place(source.bucket, source.prefix, found, whole=not setup.keys)]
     if not isinstance(source, DatasetSource):
         raise ConfigError("--etl: give a bucket, a prefix or shards as the SOURCE")
     shards = await find_shards(source, lister, services.store, services.metrics)
@@ -131,15 +131,15 @@ class _Work:
 
     def __init__(
         self,
-        plan: SourcePlan,
+        setup: SourceSetup,
         services: Services,
         place: _Place,
         report: SizesReport,
         progress: Watcher,
     ) -> None:
-        assert isinstance(services.store, TransformedStore), "the plan transforms"
+        assert isinstance(services.store, TransformedStore), "the setup transforms"
         self._store = services.store
-        self._plan = plan
+        self._setup = setup
         self._own: IndexBucket | None = services.index_bucket
         self._place = place
         self._report = report
@@ -148,7 +148,7 @@ class _Work:
 
     async def run(self, *, check: bool, jobs: int) -> None:
         place, report = self._place, self._report
-        tables = SizeTables(self._store.sources, self._own, self._plan.transform)
+        tables = SizeTables(self._store.sources, self._own, self._setup.transform)
         published = await tables.read(place.bucket, place.directory)
         digests = [await self._store.digest(place.bucket, info) for info in place.objects]
         wanting = [
@@ -190,7 +190,7 @@ class _Work:
                     same = await self._store.gives_again(self._place.bucket, made)
             if not same:
                 raise TransformFailed(
-                    f"{self._place.bucket}/{info.key}: {self._plan.transform.etl} gives other bytes each time,"
+                    f"{self._place.bucket}/{info.key}: {self._setup.transform.etl} gives other bytes each time,"
                     " so there are no sizes to publish"
                 )
 

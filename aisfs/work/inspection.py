@@ -30,8 +30,8 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.mount.plan import SourcePlan
 from aisfs.mount.services import Services, open_services
+from aisfs.mount.setup import SourceSetup
 from aisfs.stores.pipeline import all_of
 
 log = logging.getLogger(__name__)
@@ -89,12 +89,12 @@ class Watcher(Protocol):
 
 
 async def inspect(
-    plan: SourcePlan, only: str | None, *, jobs: int, labels: bool, progress: Watcher
+    setup: SourceSetup, only: str | None, *, jobs: int, labels: bool, progress: Watcher
 ) -> Report:
     """Read the members of all shards of a source.
 
     Args:
-        plan: Where to look.
+        setup: Where to look.
         only: The key of the one object to read; None for all shards at and below the place.
         jobs: Shards read at once.
         labels: Read the labels as well.
@@ -104,7 +104,7 @@ async def inspect(
         AisfsError: the source cannot be listed.
     """
     report = Report()
-    async with open_services(plan) as services:
+    async with open_services(setup) as services:
         shards = await _sized(services, await _find(services, only, report))
         progress.found(len(shards))
         services.scans.expect(sum(info.size for _, info in shards))

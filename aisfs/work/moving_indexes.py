@@ -28,7 +28,7 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.mount.plan import load_cluster, read_shards
+from aisfs.mount.setup import load_cluster, read_shards
 from aisfs.mount.source import open_source
 from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore, pages_of

@@ -67,7 +67,7 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import DEFAULT_TYPE, Bucket, ObjectInfo, hasher_of, is_known
-from aisfs.mount.plan import existing
+from aisfs.mount.setup import existing
 from aisfs.mount.source import open_source
 from aisfs.settings import ClusterSettings, KeyRule
 from aisfs.stores.local import Links

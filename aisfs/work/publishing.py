@@ -62,8 +62,8 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.mount.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.mount.services import Services, open_services
+from aisfs.mount.setup import SourceSetup, load, load_cluster, read_shards
 from aisfs.settings import CacheSettings, Scan, TreeSettings, View
 from aisfs.stores.local import LocalStore
 from aisfs.stores.pipeline import all_of
@@ -139,7 +139,7 @@ class IndexOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexPlan(SourcePlan):
+class IndexSetup(SourceSetup):
     """What is to be indexed, and what becomes of the indexes."""
 
     options: IndexOptions
@@ -148,9 +148,9 @@ class IndexPlan(SourcePlan):
     exports: tuple[Export, ...]
 
 
-def plan_index(
+def index_setup(
     words: Sequence[str], options: IndexOptions, settings: Mapping[str, object]
-) -> IndexPlan:
+) -> IndexSetup:
     """Return what the arguments and options of `aisfs index` ask for.
 
     Args:
@@ -175,7 +175,7 @@ def plan_index(
         refuse_read_only(source, cluster, "--publish without --publish-to DIR: ")
     if any(export.path is None for export in exports):
         refuse_read_only(source, cluster, "--write-idx without a PATH: ")
-    return IndexPlan(
+    return IndexSetup(
         source=source,
         cluster=cluster,
         tree=tree,
@@ -535,11 +535,11 @@ class Watcher(Protocol):
         ...
 
 
-async def index_shards(plan: IndexPlan, *, jobs: int, progress: Watcher) -> Report:
+async def index_shards(setup: IndexSetup, *, jobs: int, progress: Watcher) -> Report:
     """Index the shards of a source.
 
     Args:
-        plan: What to do.
+        setup: What to do.
         jobs: Shards at once.
         progress: Shows the progress.
 
@@ -547,13 +547,13 @@ async def index_shards(plan: IndexPlan, *, jobs: int, progress: Watcher) -> Repo
         AisfsError: the source cannot be listed, or nothing can be written there. What was published
             before stays, and is recognized next time.
     """
-    async with open_services(plan) as services:
+    async with open_services(setup) as services:
         source = services.source
-        assert isinstance(source, DatasetSource), "the plan has no other"
+        assert isinstance(source, DatasetSource), "the setup has no other"
         found = await find_shards(source, services.lister, services.store, services.metrics)
         shards = [shard for _, shard in found.current]
         report = Report(shards=len(shards), missing=list(found.missing))
-        work = _Work(plan, services, shards, report)
+        work = _Work(setup, services, shards, report)
         progress.found(len(shards), sum(shard.info.size for shard in shards))
         await work.run(jobs, progress)
     return report
@@ -563,15 +563,15 @@ class _Work:
     """One run over all shards."""
 
     def __init__(
-        self, plan: IndexPlan, services: Services, shards: list[Shard], report: Report
+        self, setup: IndexSetup, services: Services, shards: list[Shard], report: Report
     ) -> None:
-        self._plan = plan
+        self._setup = setup
         self._services = services
         self._store = services.store
         self._shards = shards
         self._report = report
-        self._shelf = _shelf(plan, services, shards)
-        self._exporters = [Exporter(export, shards, services.store) for export in plan.exports]
+        self._shelf = _shelf(setup, services, shards)
+        self._exporters = [Exporter(export, shards, services.store) for export in setup.exports]
 
     async def run(self, jobs: int, progress: Watcher) -> None:
         """Go through all shards, `jobs` at a time.
@@ -579,13 +579,13 @@ class _Work:
         Raises:
             AisfsError: one that would be the same for each shard.
         """
-        if self._plan.options.dry_run:
+        if self._setup.options.dry_run:
             for exporter in self._exporters:
                 self._report.written += exporter.targets()
             await self._index_all(jobs, progress)
             return
-        if self._plan.options.publish and self._plan.options.publish_to is not None:
-            make_directory("--publish-to", self._plan.options.publish_to)
+        if self._setup.options.publish and self._setup.options.publish_to is not None:
+            make_directory("--publish-to", self._setup.options.publish_to)
         for exporter in self._exporters:
             exporter.prepare()
         await self._index_all(jobs, progress)
@@ -611,21 +611,21 @@ class _Work:
 
     async def _index(self, at: int) -> None:
         """Do what is to be done about one shard."""
-        plan, report, shard = self._plan, self._report, self._shards[at]
-        looked = await find_published(self._shelf, shard, plan.scan)
+        setup, report, shard = self._setup, self._report, self._shards[at]
+        looked = await find_published(self._shelf, shard, setup.scan)
         found = looked.index
         report.beside += looked.beside
         reason = await trio.to_thread.run_sync(self._wanting, found)
         index = (
-            found.index if isinstance(found, PublishedIndex) and not plan.options.force else None
+            found.index if isinstance(found, PublishedIndex) and not setup.options.force else None
         )
         if reason is None:
             report.current += 1
         else:
             report.wanting[self._name(at)] = reason
-        if plan.options.check or plan.options.dry_run:
+        if setup.options.check or setup.options.dry_run:
             return
-        if plan.options.publish and reason is not None:
+        if setup.options.publish and reason is not None:
             labels = found.labels if index is not None and isinstance(found, PublishedIndex) else {}
             index = await self._publish(shard, index, dict(labels))
         if self._exporters:
@@ -640,7 +640,7 @@ class _Work:
         """Return why an index has to be published; None if it has not. Runs in a worker thread."""
         if isinstance(found, str):
             return found
-        if self._plan.options.force:
+        if self._setup.options.force:
             return "forced"
         lacking = [
             rule
@@ -651,11 +651,11 @@ class _Work:
 
     @property
     def _rules(self) -> tuple[LabelRule, ...]:
-        return self._plan.labels or (DEFAULT_LABEL,)
+        return self._setup.labels or (DEFAULT_LABEL,)
 
     def _has_column(self, rule: LabelRule, index: MemberIndex) -> bool:
         """Return whether a shard has a column of these labels, if only an empty one."""
-        return bool(self._plan.labels) or bool(label_rows(rule, index))
+        return bool(self._setup.labels) or bool(label_rows(rule, index))
 
     async def _publish(
         self, shard: Shard, index: MemberIndex | None, labels: dict[str, LabelColumn]
@@ -672,7 +672,7 @@ class _Work:
                 if self._has_column(rule, index):
                     labels[saved_as(rule)] = column
         assert index is not None, "there is a rule at least"
-        await publish(self._store, self._shelf, shard, index, labels, self._plan.scan)
+        await publish(self._store, self._shelf, shard, index, labels, self._setup.scan)
         self._report.published += 1
         return index
 
@@ -684,17 +684,17 @@ class _Work:
                 self._report.left_out[self._name(at)].append(str(error))
 
 
-def _shelf(plan: IndexPlan, services: Services, shards: list[Shard]) -> Shelf:
+def _shelf(setup: IndexSetup, services: Services, shards: list[Shard]) -> Shelf:
     """Return where the indexes of shards are published.
 
     Raises:
         ConfigError: one directory cannot stand for all of theirs.
     """
-    if plan.options.publish_to is None:
+    if setup.options.publish_to is None:
         return Shelf(services.store, services.index_bucket)
     if len({shard.bucket for shard in shards}) > 1:
         raise ConfigError("--publish-to: shards of several buckets; publish them one by one")
-    directory = LocalStore(plan.options.publish_to)
+    directory = LocalStore(setup.options.publish_to)
     return Shelf(directory, elsewhere=directory.bucket, shards=common_directory(shards))
 
 

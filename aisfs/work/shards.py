@@ -13,8 +13,8 @@ from aisfs.engine.listing import Lister
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.mount.plan import read_shards
 from aisfs.mount.services import CLOCK
+from aisfs.mount.setup import read_shards
 from aisfs.stores.port import ObjectStore
 
 

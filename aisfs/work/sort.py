@@ -21,7 +21,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.mount.plan import existing
+from aisfs.mount.setup import existing
 from aisfs.stores.ais.jobs import Job, SortRequest
 from aisfs.work.display import counted
 from aisfs.work.jobs import Cluster, Display, Ended, open_cluster, run_to_end

@@ -29,7 +29,7 @@ from aisfs.core.names.listing import is_plain_tar, is_shard_of_dataset
 from aisfs.core.names.sources import DatasetSource
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
-from aisfs.mount.plan import load_cluster, read_shards
+from aisfs.mount.setup import load_cluster, read_shards
 from aisfs.mount.source import open_source
 from aisfs.stores.pipeline import all_of
 from aisfs.stores.port import ObjectStore

@@ -42,8 +42,8 @@ from aisfs.core.names.sources import (
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.fuse.mountpoint import FILE_SYSTEM, mounted_filesystems
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.mount.plan import SourcePlan, is_local, load, load_cluster, read_shards, transformation
 from aisfs.mount.services import Services, open_services
+from aisfs.mount.setup import SourceSetup, is_local, load, load_cluster, read_shards, transformation
 from aisfs.mount.source import OpenSource
 from aisfs.settings import CacheSettings, TreeSettings
 from aisfs.stores.pipeline import all_of
@@ -308,7 +308,7 @@ async def warm_place(
     """
     if isinstance(place.source, Everything):
         raise ConfigError(f"{place.text}: give a bucket, such as {place.text}BUCKET")
-    plan = SourcePlan(
+    setup = SourceSetup(
         source=place.source,
         cluster=load_cluster(place.source, settings),
         tree=load(TreeSettings, settings),
@@ -316,7 +316,7 @@ async def warm_place(
         partly=True,
         **transformation(settings, place.source),
     )
-    async with open_services(plan) as services:
+    async with open_services(setup) as services:
         found = await _find(services, place, index_only=index_only)
         services.scans.expect(sum(item.info.size for item in found if item.info.is_sized))
         warmed = await _Warmer(services, summary, index_only).warm(found, jobs, console)

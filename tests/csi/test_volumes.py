@@ -8,9 +8,9 @@ import pytest
 
 from aisfs.csi.identity import ATTRIBUTES
 from aisfs.csi.permitted import Permitted
-from aisfs.csi.volumes import ALLOWED, Secrets, check_endpoint, check_plan, parse_volume
+from aisfs.csi.volumes import ALLOWED, Secrets, check_endpoint, check_setup, parse_volume
 from aisfs.errors import ConfigError
-from aisfs.mount.plan import plan_mount
+from aisfs.mount.setup import mount_setup
 from aisfs.settings import ALL_SETTINGS
 from tests.docs.documents import ROOT, section
 from tests.support.for_each import for_each
@@ -131,7 +131,7 @@ def test_what_names_turn_out_to_mean_counts(
     permitted = Permitted(("http", "https"), ("ok",))
     volume = parse_volume(attributes, read_only=True, permitted=permitted)
     with pytest.raises(ConfigError, match=reason):
-        check_plan(volume, plan_mount(volume.sources, Path("/dev/fd/3"), (), volume.settings))
+        check_setup(volume, mount_setup(volume.sources, Path("/dev/fd/3"), (), volume.settings))
 
 
 def test_what_is_permitted_passes():
@@ -140,4 +140,4 @@ def test_what_is_permitted_passes():
         read_only=True,
         permitted=Permitted(("https",), ("OK:443",)),
     )
-    check_plan(volume, plan_mount(volume.sources, Path("/dev/fd/3"), (), volume.settings))
+    check_setup(volume, mount_setup(volume.sources, Path("/dev/fd/3"), (), volume.settings))

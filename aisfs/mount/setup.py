@@ -1,4 +1,4 @@
-"""The plan of a mount: the arguments and options of a command as checked values."""
+"""The setup of a mount: the arguments and options of a command as checked values."""
 
 import os
 import sys
@@ -60,7 +60,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePlan:
+class SourceSetup:
     """Everything that has to be known to read a source."""
 
     source: Source
@@ -96,7 +96,7 @@ class SourcePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MountPlan(SourcePlan):
+class MountSetup(SourceSetup):
     """Everything that has to be known to mount a source."""
 
     mountpoint: Path
@@ -117,44 +117,46 @@ def is_local(source: Source) -> bool:
     )
 
 
-def origin_of(plan: SourcePlan) -> str:
+def origin_of(setup: SourceSetup) -> str:
     """Return where the objects are: the endpoint, the store, or the directory that is mounted; and how they are transformed."""
-    origin = _place_of(plan)
-    return f"{origin} {plan.transform}" if plan.transform else origin
+    origin = _place_of(setup)
+    return f"{origin} {setup.transform}" if setup.transform else origin
 
 
-def _place_of(plan: SourcePlan) -> str:
-    if isinstance(plan.source, DirectorySource):
-        return str(plan.source.path.resolve())
-    if isinstance(plan.source, DatasetSource) and plan.source.local:
-        return plan.source.root
-    return origin_of_store(plan.source, plan.cluster)
+def _place_of(setup: SourceSetup) -> str:
+    if isinstance(setup.source, DirectorySource):
+        return str(setup.source.path.resolve())
+    if isinstance(setup.source, DatasetSource) and setup.source.local:
+        return setup.source.root
+    return origin_of_store(setup.source, setup.cluster)
 
 
-def check_places(plan: MountPlan) -> None:
+def check_places(setup: MountSetup) -> None:
     """Refuse a mountpoint over anything the daemon reads or writes: it would wait for itself.
 
     Raises:
         MountError: the message names the place.
     """
-    places = {"--cache-dir": str(plan.cache.cache_dir)} if plan.cache.cache_size != 0 else {}
-    if plan.writing.writable:
-        places["--staging-dir"] = str(plan.writing.staging_dir)
+    places = {"--cache-dir": str(setup.cache.cache_dir)} if setup.cache.cache_size != 0 else {}
+    if setup.writing.writable:
+        places["--staging-dir"] = str(setup.writing.staging_dir)
     for option in ("record", "replay"):
-        if (file := getattr(plan.cache, option)) is not None:
+        if (file := getattr(setup.cache, option)) is not None:
             places[f"--{option}"] = str(file)
-    mountpoint = os.path.realpath(plan.mountpoint)
-    if isinstance(plan.source, DirectorySource):
-        source = os.path.realpath(plan.source.path)
+    mountpoint = os.path.realpath(setup.mountpoint)
+    if isinstance(setup.source, DirectorySource):
+        source = os.path.realpath(setup.source.path)
         places["the source"] = source
         if Path(mountpoint).is_relative_to(source):
-            raise MountError(f"mountpoint {plan.mountpoint} lies in what is mounted there")
-    elif isinstance(plan.source, DatasetSource) and plan.source.local:
-        directories = {pattern.directory for word in plan.source.words for pattern in word.patterns}
+            raise MountError(f"mountpoint {setup.mountpoint} lies in what is mounted there")
+    elif isinstance(setup.source, DatasetSource) and setup.source.local:
+        directories = {
+            pattern.directory for word in setup.source.words for pattern in word.patterns
+        }
         places |= {f"the source {directory}": directory for directory in directories}
     for what, place in places.items():
         if Path(os.path.realpath(place)).is_relative_to(mountpoint):
-            raise MountError(f"{what} lies below the mountpoint {plan.mountpoint}")
+            raise MountError(f"{what} lies below the mountpoint {setup.mountpoint}")
 
 
 def _check_writing(writing: WriteSettings, source: Source, options: Collection[str]) -> None:
@@ -192,7 +194,7 @@ def _check_transform(
 
 
 class Transformation(TypedDict):
-    """What a plan says of transformations."""
+    """What a setup says of transformations."""
 
     transform: TransformSettings
     command: Command | None
@@ -211,12 +213,12 @@ def transformation(settings: Mapping[str, object], source: Source) -> Transforma
     return {"transform": transform, "command": command}
 
 
-def plan_mount(
+def mount_setup(
     words: list[str],
     mountpoint: Path,
     options: Collection[str],
     settings: Mapping[str, object],
-) -> MountPlan:
+) -> MountSetup:
     """Return what the arguments and options of `aisfs mount` ask for.
 
     Args:
@@ -256,7 +258,7 @@ def plan_mount(
     if spec.reshaped and tree.shard_index is ShardIndex.ALWAYS:
         option = "--view shards --join" if view.shuffle is None else "--shuffle"
         raise ConfigError(f"--shard-index: not with {option}, which needs the headers of members")
-    return MountPlan(
+    return MountSetup(
         source=source,
         view=absolute_table(spec, local=is_local(source)),
         keys=EVERY_KEY if isinstance(source, DatasetSource) else _key_filter(view),
@@ -274,7 +276,7 @@ def plan_mount(
     )
 
 
-def plan_transformed(words: list[str], settings: Mapping[str, object]) -> SourcePlan:
+def transformed_setup(words: list[str], settings: Mapping[str, object]) -> SourceSetup:
     """Return how to make what a mount with `--etl` of these sources shows.
 
     Raises:
@@ -284,7 +286,7 @@ def plan_transformed(words: list[str], settings: Mapping[str, object]) -> Source
     source = as_served(read_source(words, view, settings), load(ClusterSettings, settings))
     transform, cache = load(TransformSettings, settings), load(CacheSettings, settings)
     _check_transform(transform, WriteSettings(), cache, source)
-    return SourcePlan(
+    return SourceSetup(
         source=source,
         cluster=load_cluster(source, settings),
         tree=load(TreeSettings, settings).changed(published_index=False),
@@ -294,9 +296,9 @@ def plan_transformed(words: list[str], settings: Mapping[str, object]) -> Source
     )
 
 
-def plan_inspection(
+def inspection_setup(
     words: Sequence[str], settings: Mapping[str, object]
-) -> tuple[SourcePlan, str | None]:
+) -> tuple[SourceSetup, str | None]:
     """Return where `aisfs inspect SOURCE…` looks, and the key of the one object if it names one.
 
     Raises:
@@ -308,14 +310,14 @@ def plan_inspection(
     else:
         place, only = read_shards(words, settings), None
     place = as_served(place, load(ClusterSettings, settings))
-    plan = SourcePlan(
+    setup = SourceSetup(
         source=place,
         cluster=load_cluster(place, settings),
         tree=load(TreeSettings, settings),
         cache=load(CacheSettings, settings),
         **transformation(settings, place),
     )
-    return plan, only
+    return setup, only
 
 
 def existing(settings: Mapping[str, object], *, before_fork: bool = False) -> Callable[[str], bool]:
