@@ -30,7 +30,7 @@ import numpy as np
 
 from aisfs.core.names.inodes import SLOT_BITS
 from aisfs.order import numbers_of
-from aisfs.torch.order import Numbers, epoch_order
+from aisfs.torch.shuffling import Numbers, epoch_order
 
 CHUNK = 1 << 14
 """Samples of which the numbers become objects of Python at once."""

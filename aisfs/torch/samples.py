@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from aisfs.torch.order import Numbers
+from aisfs.torch.shuffling import Numbers
 
 if TYPE_CHECKING:  # it takes a second, and who only wants a sampler has no need of it
     from aisfs.torch.reading import SampleReader

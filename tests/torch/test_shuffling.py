@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.torch.order import epoch_order
+from aisfs.torch.shuffling import epoch_order
 from tests.support.for_each import for_each
 
 SHARDS = st.lists(st.integers(0, 12), max_size=120)
