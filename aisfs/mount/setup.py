@@ -54,6 +54,7 @@ from aisfs.settings import (
 )
 from aisfs.stores.registry import as_served, direct_store, origin_of_store, refuse_read_only
 from aisfs.stores.transformed import Command, parse_command
+from aisfs.system.forks import can_fork, in_child
 from aisfs.system.threads import start_service_thread
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -333,25 +334,22 @@ def existing(settings: Mapping[str, object], *, before_fork: bool = False) -> Ca
             return os.path.isdir(text) if text.endswith("/") else os.path.lexists(text)
         from aisfs.mount.source import has_name  # most arguments need no connection yet
 
-        found: list[bool] = []
+        def here() -> bool:
+            found: list[bool] = []
 
-        def work() -> None:
-            with suppress(AisfsError):
-                cluster = load(ClusterSettings, settings)
-                found.append(trio.run(has_name, text, cluster))
+            def work() -> None:
+                with suppress(AisfsError):
+                    cluster = load(ClusterSettings, settings)
+                    found.append(trio.run(has_name, text, cluster))
 
-        if before_fork:
-            child = os.fork()
-            if child:
-                return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        try:
-            start_service_thread(
-                "aisfs exists", work
-            ).join()  # a command may be within trio already
-        finally:
-            if before_fork:
-                os._exit(0 if any(found) else 1)
-        return any(found)
+            start_service_thread("aisfs exists", work).join()  # a command may be in trio already
+            return any(found)
+
+        if not (before_fork and can_fork()):
+            return here()
+        with suppress(AisfsError):
+            return in_child(here)
+        return False
 
     return ask
 

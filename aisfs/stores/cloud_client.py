@@ -55,6 +55,7 @@ from aisfs.http.token_exchange import exchange, impersonate
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.redaction import remember, remember_url, shown
 from aisfs.settings import ClusterSettings, clouds
+from aisfs.system.forks import bind
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -487,7 +488,16 @@ class Futures:
     def begin(
         self, call: Callable[..., Awaitable[T]], *args: object, **kwargs: object
     ) -> "asyncio.Future[T]":
-        """Make a call of obstore and return its future."""
+        """Make a call of obstore and return its future.
+
+        Raises:
+            Unsupported: this process was forked from one that had used obstore.
+        """
+        if not bind():
+            raise Unsupported(
+                "this process was forked from one that had read a cloud, and cannot read any: start it by spawn"
+                " (DataLoader: multiprocessing_context='spawn')"
+            )
         asyncio._set_running_loop(self.loop)
         try:
             future = call(*args, **kwargs)

@@ -3,10 +3,12 @@
 Of a shard in a mount, the folder says what its members are, and the inode numbers of these where they come in the tar.
 """
 
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,14 +29,18 @@ from aisfs.core.views.sample_lists import ShardSamples
 from aisfs.core.views.samples import SPAN_MAX, SPLITS, split_name
 from aisfs.engine.dataset.shard_set import find_shards as find_in
 from aisfs.engine.parts import Data
-from aisfs.errors import Stale
+from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.mount.services import Services, open_services
 from aisfs.mount.setup import SourceSetup, is_local, load, load_cluster, read_shards
 from aisfs.settings import CacheSettings, ClusterSettings, KeyRule, TreeSettings, ViewSettings
 from aisfs.stores.pipeline import all_of
+from aisfs.stores.registry import direct_bucket, kind_of
+from aisfs.system.forks import can_fork, in_child
 from aisfs.work.inspection import TOGETHER
 from aisfs.work.warm import is_in_mount
+
+log = logging.getLogger(__name__)
 
 MEMORY = "64MiB"
 """Fetched bytes that a process keeps: some hundred samples, in each of many workers."""
@@ -95,7 +101,12 @@ def find_shards(setup: Setup) -> tuple[list[Shard], list[int]]:
     Raises:
         AisfsError: a source has no shards, or cannot be read.
     """
-    return trio.run(_find, setup.read())
+    source = setup.read()
+    find = partial(trio.run, _find, source)
+    bucket = direct_bucket(source.source)
+    # Workers may be forked from this process, and are to read the cloud.
+    apart = bucket is not None and kind_of(bucket).is_cloud and can_fork()
+    return in_child(find) if apart else find()
 
 
 async def _find(setup: SourceSetup) -> tuple[list[Shard], list[int]]:
@@ -277,6 +288,46 @@ class _Thread:
     token: trio.lowlevel.TrioToken
     end: trio.Event
     reads: _Reads
+    ended: "Future[BaseException | None]"
+    """Done when nothing is read any more; with the reason, if there is one."""
+
+    def run(self, call: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Call a function in the thread, and wait for it.
+
+        Raises:
+            AisfsError: the thread has ended meanwhile.
+            Exception: what the function raises.
+        """
+        answer: Future[T] = Future()
+
+        async def work() -> None:
+            try:
+                answer.set_result(await call(*args))
+            except Exception as error:  # noqa: BLE001 - it belongs to the thread that waits
+                answer.set_exception(error)
+
+        def begin() -> None:
+            with suppress(RuntimeError):  # the thread is about to end
+                trio.lowlevel.spawn_system_task(work)
+
+        with suppress(trio.RunFinishedError):
+            self.token.run_sync_soon(begin)
+        either: tuple[Future[Any], ...] = (answer, self.ended)
+        wait(either, return_when=FIRST_COMPLETED)  # a thread that fails answers nothing
+        if answer.done():
+            return answer.result()
+        reason = self.ended.result()
+        why = f": {_first(reason)!r}" if reason is not None else ""
+        raise AisfsError(f"the thread that reads samples has ended{why}") from reason
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error that others of trio are about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, trio.TrioInternalError) and error.__cause__ is not None:
+        return _first(error.__cause__)
+    return error
 
 
 def _start(setup: Setup, shards: Sequence[Shard]) -> _Thread:
@@ -286,6 +337,7 @@ def _start(setup: Setup, shards: Sequence[Shard]) -> _Thread:
         AisfsError: the source or the disk cache cannot be opened.
     """
     opened: Future[tuple[trio.lowlevel.TrioToken, trio.Event, _Reads]] = Future()
+    ended: Future[BaseException | None] = Future()
 
     async def serve() -> None:
         async with open_services(setup.read()) as services:
@@ -294,22 +346,27 @@ def _start(setup: Setup, shards: Sequence[Shard]) -> _Thread:
             await end.wait()
 
     def run() -> None:
+        reason: BaseException | None = None
         try:
             trio.run(serve)
-        except BaseException as error:
-            if opened.done():
-                raise
-            opened.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - told to those who wait
+            reason = error
+        if not opened.done():
+            opened.set_exception(reason or AisfsError("the services ended while they were opened"))
+        elif reason is not None:
+            log.error("the thread that reads samples has ended", exc_info=reason)
+        ended.set_result(reason)
 
     thread = threading.Thread(target=run, name="aisfs samples", daemon=True)
     thread.start()
-    return _Thread(thread, *opened.result())
+    return _Thread(thread, *opened.result(), ended)
 
 
 def _end(process: int, started: _Thread) -> None:
     """Close the services, at the latest when the interpreter ends; a forked process has none."""
     if process == os.getpid() and started.thread.is_alive():
-        started.token.run_sync_soon(started.end.set)
+        with suppress(trio.RunFinishedError):
+            started.token.run_sync_soon(started.end.set)
         started.thread.join(END_SECONDS)
 
 
@@ -337,14 +394,17 @@ class SampleReader:
         }
         others = [place for place in places if place not in found]
         if others:
-            with self._lock:
-                if self._started is None:
-                    self._started = _start(self._setup, self._shards)
-                    finalize(self, _end, self.process, self._started)
-            token, reads = self._started.token, self._started.reads
-            read = trio.from_thread.run(reads.read, others, trio_token=token)
-            found |= zip(others, read, strict=True)
+            started = self._thread()
+            found |= zip(others, started.run(started.reads.read, others), strict=True)
         return [found[place] for place in places]
+
+    def _thread(self) -> _Thread:
+        """Return the thread that reads; after one that failed, another one."""
+        with self._lock:
+            if self._started is None or self._started.ended.done():
+                self._started = _start(self._setup, self._shards)
+                finalize(self, _end, self.process, self._started)
+            return self._started
 
     def _from_mount(self, at: int, number: int) -> dict[str, Any]:
         shard = self._shards[at]

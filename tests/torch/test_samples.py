@@ -4,16 +4,20 @@ import gzip
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from webdataset import tariterators
 
-from aisfs.errors import ConfigError, SourceMissing, Stale
-from aisfs.torch import ShardSamples
+from aisfs.errors import AisfsError, ConfigError, SourceMissing, Stale
+from aisfs.torch import ShardSamples, reading
 from tests.mount.cache_tools import Meter, big_directory
+from tests.support.clouds import moto
 from tests.support.for_each import for_each
 from tests.support.mounts import aisfs, mounted
 from tests.support.servers import RunningServer, running_server
@@ -183,6 +187,82 @@ def test_each_process_opens_its_own(options: dict[str, object], way: str, used: 
         assert child.exitcode == 0
     assert [found[child.pid] for child in children] == ["0-001", "1-000"]
     assert dataset[2]["__key__"] == "0-002"
+
+
+def _fail() -> None:
+    raise MemoryError("no room")
+
+
+@pytest.mark.parametrize("how", ["at rest", "reading", "its main task"])
+def test_another_thread_reads_after_one_that_has_failed(
+    options: dict[str, object], how: str, monkeypatch: pytest.MonkeyPatch
+):
+    dataset = ShardSamples("ais://pets/s-{0..3}.tar", **options)
+    assert dataset[0]["__key__"] == "0-000"
+    first = dataset._reader._started
+    if how == "at rest":
+        first.token.run_sync_soon(_fail)
+        first.thread.join(60)
+    else:
+
+        async def read(*_: object) -> None:
+            if how == "reading":
+                trio.lowlevel.current_trio_token().run_sync_soon(_fail)
+            else:
+                first.end.set()
+            await trio.sleep_forever()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(reading._Reads, "read", read)
+            said = r": MemoryError\('no room'\)" if how == "reading" else "$"
+            with pytest.raises(AisfsError, match=f"thread that reads samples has ended{said}"):
+                dataset[1]
+    assert dataset[1]["__key__"] == "0-001"
+    assert dataset._reader._started is not first
+
+
+CLOUD = """
+import multiprocessing, sys
+from aisfs.errors import AisfsError
+from aisfs.torch import ShardSamples
+
+def key(dataset, queue):
+    try:
+        queue.put(dataset[1]["__key__"])
+    except AisfsError as error:
+        queue.put(error)
+
+if __name__ == "__main__":
+    for number in range(2):
+        dataset = ShardSamples(sys.argv[1], cache_size=0)
+        for way in ("fork", "spawn"):
+            context = multiprocessing.get_context(way)
+            queue = context.Queue()
+            context.Process(target=key, args=(dataset, queue), daemon=True).start()
+            print(queue.get(timeout=60))
+        print(dataset[0]["__key__"])
+"""
+
+
+def test_forked_and_spawned_processes_read_a_cloud(tmp_path: Path):
+    """Unless the parent of a forked one has read it before: obstore would wait forever. Another data set is no harm."""
+    program = tmp_path / "program.py"
+    program.write_text(CLOUD)
+    with moto() as cloud:
+        bucket = cloud.make_bucket()
+        cloud.put(bucket, "s.tar", tar((b"x.txt", b"1"), (b"y.txt", b"2")))
+        done = subprocess.run(
+            [sys.executable, program, f"s3://{bucket}"],
+            env={**os.environ, **cloud.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:3] == ["y", "y", "x"]
+    refused, *others = done.stdout.splitlines()[3:]
+    assert "this process was forked from one that had read a cloud" in refused
+    assert others == ["y", "x"]
 
 
 def test_a_transformation_is_called_where_samples_are_read(base: Path, tmp_path: Path):
