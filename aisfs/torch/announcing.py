@@ -10,7 +10,8 @@
 
     announce(dataset, DistributedSampler(dataset, 4, 0), epoch=3)    # earlier, or without drawing
 
-One listing of each directory says the inode numbers of all files; it is made once for each data set.
+One listing of each directory says the inode numbers of all files; it is made once for each data set. `ShardSamples` of shards
+in a mount is announced as well; without a mount there is nobody to be told.
 """
 
 import os
@@ -18,7 +19,7 @@ import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,8 +28,9 @@ from numpy.typing import NDArray
 from aisfs.order import NotAnnounced, numbers_of
 from aisfs.order import announce as announce_numbers
 from aisfs.torch.sampler import FolderDataset, Path, ShardWindowSampler, SpreadBatches, paths_of
+from aisfs.torch.samples import ShardSamples
 
-Files = FolderDataset | Sequence[Path | tuple[str, int]]
+Files = ShardSamples[Any] | FolderDataset | Sequence[Path | tuple[str, int]]
 
 
 class Sampler(Protocol):
@@ -39,8 +41,19 @@ class Sampler(Protocol):
     def __len__(self) -> int: ...
 
 
-_known: "WeakKeyDictionary[Any, tuple[str, NDArray[np.uint64]]]" = WeakKeyDictionary()
-"""By data set: a directory of it, and the inode number of each sample."""
+class _Known(NamedTuple):
+    """What is known of the files of a data set."""
+
+    place: str
+    """A directory of theirs."""
+    numbers: NDArray[np.uint64]
+    """Their inode numbers, sample after sample."""
+    counts: NDArray[np.int64] | None
+    """How many each sample has; one without it."""
+
+
+_known: "WeakKeyDictionary[Any, _Known]" = WeakKeyDictionary()
+"""By data set."""
 
 
 def announce(dataset: Files, sampler: Sampler, epoch: int | None = None) -> int:
@@ -57,6 +70,7 @@ def announce(dataset: Files, sampler: Sampler, epoch: int | None = None) -> int:
         TypeError: the order of the sampler is known only when it is drawn; `AnnouncedSampler` announces it then.
         NotAnnounced: the data set is in no mount of aisfs, or the mount takes no order.
         OSError: a file does not exist, or a directory cannot be listed.
+        Stale: a shard has changed since the data set was made.
     """
     return _announce(dataset, _order(sampler, epoch))
 
@@ -102,23 +116,42 @@ class AnnouncedSampler:
 
 
 def _announce(dataset: Files, order: NDArray[Any]) -> int:
-    place, numbers = _numbers(dataset)
+    known = _files_of(dataset)
     if not len(order):
         return 0
+    if known.counts is not None:
+        order = _spread(order, known.counts)
     wanted = array("Q")
-    wanted.frombytes(numbers[order].tobytes())
-    return announce_numbers(place, wanted, str(os.getpid()))
+    wanted.frombytes(known.numbers[order].tobytes())
+    return announce_numbers(known.place, wanted, str(os.getpid()))
 
 
-def _numbers(dataset: Files) -> tuple[str, NDArray[np.uint64]]:
-    known = None if isinstance(dataset, list | tuple) else _known.get(dataset)
-    if known is None:
+def _files_of(dataset: Files) -> _Known:
+    kept = not isinstance(dataset, list | tuple)
+    known = _known.get(dataset) if kept else None
+    if known is not None:
+        return known
+    if isinstance(dataset, ShardSamples):
+        place, samples = dataset.files()
+        numbers, counts = array("Q"), array("q")
+        for files in samples:
+            numbers.extend(files)
+            counts.append(len(files))
+        known = _Known(place, np.frombuffer(numbers, np.uint64), np.frombuffer(counts, np.int64))
+    else:
         paths = list(paths_of(dataset))
         place = os.path.dirname(paths[0]) if paths else ""
-        known = place or ".", np.frombuffer(numbers_of(paths), np.uint64)
-        if not isinstance(dataset, list | tuple):
-            _known[dataset] = known
+        known = _Known(place or ".", np.frombuffer(numbers_of(paths), np.uint64), None)
+    if kept:
+        _known[dataset] = known
     return known
+
+
+def _spread(order: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of the files of samples, of which all before have so many."""
+    wanted = counts[order]
+    first = np.cumsum(counts)[order] - wanted
+    return np.repeat(first - np.cumsum(wanted) + wanted, wanted) + np.arange(wanted.sum())
 
 
 def _order(sampler: Sampler, epoch: int | None) -> NDArray[Any]:

@@ -159,23 +159,41 @@ def _located(found: Iterable[tuple[Bucket, ObjectInfo]], local: bool) -> Iterato
 
 # Through a mount -----------------------------------------------------------------------------------
 
-Parts = list[tuple[str, str]]
-"""Extensions and paths of the members of a sample."""
+Parts = list[tuple[str, str, int]]
+"""Extensions, paths and inode numbers of the members of a sample."""
 
 
 def _listed(folder: str) -> list[tuple[str, Parts]]:
-    """Return the samples in the folder of a shard, with the path of each member, in the order of the tar."""
+    """Return the samples in the folder of a shard, with their members in the order of the tar."""
     samples: dict[bytes, Parts] = {}
-    for _, name in sorted(_members(folder, b"")):
+    for _, name, number in sorted(_members(folder, b"")):
         split = split_name(name, SPLITS[KeyRule.WDS])
         if not isinstance(split, str) and _has_extension(name):
             path = os.path.join(folder, os.fsdecode(name))
-            samples.setdefault(split[0], []).append((_text(split[1].lower()), path))
+            samples.setdefault(split[0], []).append((_text(split[1].lower()), path, number))
     return [(_text(key), parts) for key, parts in samples.items()]
 
 
-def _members(folder: str, below: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the files in a shard, each with its row."""
+def _listed_again(shard: Shard) -> list[tuple[str, Parts]]:
+    if os.stat(shard.folder).st_ino != shard.inode:
+        raise Stale(f"{shard.url} has changed since the data set was made")
+    return _listed(shard.folder)
+
+
+def numbers_of_members(shards: Iterable[Shard]) -> Iterator[list[int]]:
+    """Yield the inode numbers of the members of each sample of shards in a mount.
+
+    Raises:
+        OSError: a shard cannot be listed.
+        Stale: one has changed.
+    """
+    for shard in shards:
+        for _, parts in _listed_again(shard):
+            yield [number for _, _, number in parts]
+
+
+def _members(folder: str, below: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """Yield the files in a shard, each with its row and its inode number."""
     with os.scandir(os.path.join(os.fsencode(folder), below)) as entries:
         for entry in entries:
             name = os.path.join(below, entry.name)
@@ -183,7 +201,7 @@ def _members(folder: str, below: bytes) -> Iterator[tuple[int, bytes]]:
                 yield from _members(folder, name)
             elif entry.is_file(follow_symlinks=False):
                 member = split_member(entry.inode())
-                yield member[2] if member is not None else 0, name
+                yield member[2] if member is not None else 0, name, entry.inode()
 
 
 def _read_file(path: str, shard: Shard) -> bytes:
@@ -411,9 +429,7 @@ class SampleReader:
         with self._lock:
             samples = self._listed.get(at)
             if samples is None:
-                if os.stat(shard.folder).st_ino != shard.inode:
-                    raise Stale(f"{shard.url} has changed since the data set was made")
-                samples = self._listed[at] = _listed(shard.folder)
+                samples = self._listed[at] = _listed_again(shard)
         key, parts = samples[number]
-        contents = {extension: _read_file(path, shard) for extension, path in parts}
+        contents = {extension: _read_file(path, shard) for extension, path, _ in parts}
         return {"__url__": shard.url, "__key__": key, **contents}

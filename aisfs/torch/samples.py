@@ -11,11 +11,12 @@ each shard; each process that reads has the indexes of the last `open_shards` sh
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from aisfs.order import NotAnnounced
 from aisfs.torch.shuffling import Numbers
 
 if TYPE_CHECKING:  # it takes a second, and who only wants a sampler has no need of it
@@ -93,6 +94,20 @@ class ShardSamples(Generic[T]):
         counts = np.diff(self._starts)
         counts = counts[counts > 0]
         return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+
+    def files(self) -> tuple[str, Iterator[list[int]]]:
+        """Return a directory of the mount that is read, and the inode numbers of the files of each sample.
+
+        Raises:
+            NotAnnounced: not all shards are read through a mount.
+        """
+        from aisfs.torch import reading
+
+        outside = next((shard.url for shard in self._shards if not shard.folder), None)
+        if outside is not None:
+            raise NotAnnounced(f"{outside} is read without a mount, and there is none to be told")
+        place = os.path.dirname(self._shards[0].folder)
+        return place, reading.numbers_of_members(self._shards)
 
     def _place(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its number there."""

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from aisfs.order import NotAnnounced
-from aisfs.torch import AnnouncedSampler, ShardWindowSampler, SpreadBatches, announce
+from aisfs.torch import (
+    AnnouncedSampler,
+    ShardSamples,
+    ShardWindowSampler,
+    SpreadBatches,
+    announce,
+    announcing,
+)
+from tests.mount.datasets import sample, write_shard
 from tests.support.mounts import Mount, eventually, mounted
 from tests.support.servers import running_server
 
@@ -102,6 +110,44 @@ def test_what_a_loader_reads_was_announced(kind: str, workers: int, mount: Mount
         before = forgotten(mount)
         assert sum(len(labels) for _, labels in loader) == PICTURES
         all_followed(mount, before)
+
+
+def test_samples_of_shards_in_a_mount_are_announced(tmp_path: Path):
+    """With all members of each, in the order in which they are read."""
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    (tmp_path / "mnt").mkdir()
+    for shard in range(2):
+        members = [sample(f"{shard}{each:02}", 1, image_jpg=b"picture") for each in range(20)]
+        write_shard(tmp_path / "store" / "b" / f"{shard}.tar", members)
+    with (
+        running_server(tmp_path / "store") as server,
+        mounted("ais://b", tmp_path / "mnt", endpoint=server.endpoint) as mount,
+    ):
+        samples = ShardSamples(mount.path, transform=_key, cache_dir=tmp_path / "cache")
+        sampler = AnnouncedSampler(samples, data.RandomSampler(samples))
+        assert sum(len(keys) for keys in data.DataLoader(samples, sampler=sampler)) == 40
+        [plan] = plans(mount)
+        assert plan["files"] == 120
+        assert plan["followed"] > 0
+        window = ShardWindowSampler(samples, window=1, num_replicas=1, rank=0)
+        assert announce(samples, window, epoch=2) == 120
+        numbers = announcing._files_of(samples)
+        order = window.upcoming(2)
+        expected = [number for at in order for number in _members(mount, samples[at])]
+        assert numbers.numbers[announcing._spread(order, numbers.counts)].tolist() == expected
+        direct = ShardSamples("ais://b", endpoint=server.endpoint, cache_size=0)
+        with pytest.raises(NotAnnounced, match=r"ais://b/0\.tar is read without a mount"):
+            announce(direct, ShardWindowSampler(direct, window=1, num_replicas=1, rank=0))
+
+
+def _key(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def _members(mount: Mount, key: str) -> list[int]:
+    """The inode numbers of the files of a sample; those of a shard go up in the order of the tar."""
+    folder = mount.path / f"{key[0]}.tar.d"
+    return sorted(os.stat(folder / f"{key}.{name}").st_ino for name in ("cls", "jpg", "image.jpg"))
 
 
 def test_the_next_epoch_is_announced_early_and_the_sampler_keeps_its_own(
