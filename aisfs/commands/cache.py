@@ -36,18 +36,33 @@ if TYPE_CHECKING:
     "Only find the members of shards; skip other objects.",
     "shards without an index are scanned, and the bytes read are cached if there is room",
 )
+@own_option(
+    "--plan FILE",
+    "Read what FILE names, in its order, until the cache is full.",
+    "FILE as for `aisfs plan`",
+)
 @jobs_option("Shards and objects read at once; each is several requests.")
 @setting("files_from")
 @setting("endpoint", why="this and the following options are for a `SOURCE` only")
 @settings(*STORE[1:], "etl", "etl_args", "transform", "cache_dir", "cache_size", "io_timeout")
-def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: object) -> int:
+def warm_up(
+    words: tuple[str, ...], index_only: bool, plan: str | None, jobs: int, **settings: object
+) -> int:
     """Fill the disk cache before training.
 
     Reads the shards and objects at or below each PATH once, through the mount. A SOURCE, such as
     ais://BUCKET/PREFIX/ or 'ais://BUCKET/train-{000..}.tar', needs no mount: the next mount with the
     same --cache-dir finds its data there, or with --etl or --transform, the results.
     """
-    from aisfs.work.warm import Summary, find_items, parse_words, warm, warm_place
+    from aisfs.work.warm import (
+        Room,
+        Summary,
+        find_items,
+        parse_words,
+        planned_items,
+        warm,
+        warm_place,
+    )
 
     given = without_unset(settings)
     paths, places = parse_words(words, given)
@@ -57,18 +72,34 @@ def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: obj
         name = option.replace("_", "-")
         raise click.UsageError(f"--{name} is for a SOURCE; the mount of a PATH has its own")
     console, summary = Console(stderr=True), Summary()
-    items = find_items(paths, index_only=index_only)
+    if plan is not None:
+        if places or len(paths) != 1:
+            raise click.UsageError(
+                "--plan: give one PATH, the directory in a mount that FILE is of"
+            )
+        if index_only:
+            raise click.UsageError("--plan: not with --index-only")
+        items, room = planned_items(paths[0], plan, summary), Room(paths[0])
+    else:
+        items, room = find_items(paths, index_only=index_only), None
     if items:
-        warm(items, summary, jobs=jobs, console=console)
+        warm(items, summary, jobs=jobs, console=console, room=room)
     for place in places:
         work = partial(warm_place, place, given, summary, index_only=index_only, jobs=jobs)
         run(partial(work, console=console))
+    return _print_summary(summary)
+
+
+def _print_summary(summary: "Summary") -> int:
     shards, objects = counted(summary.shards, "shard"), counted(summary.objects, "object")
     click.echo(f"{shards}, {objects}, {summary.size} bytes read")
-    if not summary.complete:
-        click.echo(f"aisfs: {_shortfall(summary)}", err=True)
-    for failure in summary.failures:
-        click.echo(f"aisfs: {escaped(str(failure))}", err=True)
+    said = [_shortfall(summary)] if not summary.complete else []
+    if summary.left:
+        said.append(f"the disk cache is full: {counted(summary.left, 'file')} not read")
+    if summary.missing:
+        said.append(f"{counted(summary.missing, 'name')} left out: there is no such file or sample")
+    for each in (*said, *(escaped(str(failure)) for failure in summary.failures)):
+        click.echo(f"aisfs: {each}", err=True)
     return Exit.FAILURE if summary.failures else Exit.OK
 
 

@@ -109,6 +109,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "aisfs warm --jobs 8 /mnt/pets/train /mnt/pets/val",
             "Read two directories, eight shards at once.",
         ),
+        Example("aisfs warm --plan order.txt /mnt/pets", "Read what a list names, in its order."),
         Example("aisfs warm --index-only /mnt/pets", "Only find the members of its shards."),
         Example("aisfs warm 'ais://pets/train-{000..}.tar'", "Fill the cache for mounts to come."),
     ),

@@ -462,6 +462,15 @@ def read_recorded(path: Path) -> Order:
     return _parsed(data)
 
 
+def recorded_numbers(data: bytes) -> "array[int]":
+    """Return the numbers of a recorded order.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    return _parsed(data)[0]
+
+
 def _parsed(data: bytes) -> Order:
     if not data.startswith(HEADING):
         order = array("Q")

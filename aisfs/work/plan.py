@@ -1,11 +1,11 @@
-"""`aisfs plan`: turns what a user has of an order of reading into inode numbers, and says it to a mount."""
+"""`aisfs plan` and `aisfs warm --plan`: what a user has of an order of reading, as inode numbers for a mount, or as paths."""
 
 import ast
 import errno
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError
@@ -13,8 +13,10 @@ from struct import unpack_from
 from typing import Any
 
 from aisfs import order
+from aisfs.core.names.inodes import slot_of
+from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.errors import ConfigError, MountError
-from aisfs.filesystem.plans import HEADING
+from aisfs.filesystem.plans import HEADING, recorded_numbers
 from aisfs.fuse.mountpoint import our_mount
 from aisfs.work.mounts import ask
 
@@ -46,30 +48,42 @@ def announce(mountpoint: Path, file: str, name: str) -> Announced:
         ConfigError: the file cannot be read, or is none of these.
         MountError: there is no mount of aisfs, or it takes no order.
     """
-    mount = _mount_of(mountpoint)
-    try:
-        data = Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-    missing: list[str] = []
+    mount = mount_of(mountpoint)
+    data = _read(file)
     if data.startswith(HEADING):
         with open(file, "rb") as recorded:
-            return Announced(_send(mount, recorded.fileno(), name), missing)
+            return Announced(_send(mount, recorded.fileno(), name), [])
+    named = _named(mountpoint, file, data)
+    descriptor = order.in_memory(named.numbers)
     try:
-        if data.startswith(_NUMPY):
-            numbers = _permuted(_permutation(file, data), _pictures(mountpoint), file)
-        else:
-            lines = os.fsdecode(data).splitlines()
-            numbers = _of_lines(mountpoint, filter(None, lines), missing)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    if not numbers:
-        raise ConfigError(f"{file}: it names no file in {mountpoint}")
-    descriptor = order.in_memory(numbers)
-    try:
-        return Announced(_send(mount, descriptor, name), missing)
+        return Announced(_send(mount, descriptor, name), named.missing)
     finally:
         os.close(descriptor)
+
+
+def paths_of(place: Path, file: str) -> tuple[list[str], int]:
+    """Return the paths of the files that an order names, and how many others it names that are not there.
+
+    Args:
+        place: A directory in a mount, as for `announce`. Of a recorded order, the files that are in it.
+        file: As for `announce`.
+
+    Raises:
+        ConfigError: the file cannot be read, is none of these, or names nothing.
+    """
+    data = _read(file)
+    if not data.startswith(HEADING):
+        named = _named(place, file, data)
+        return named.paths, len(named.missing)
+    numbers = recorded_numbers(data)
+    try:
+        known = _files_by_number(place, set(numbers))
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    paths = [known[number] for number in numbers if number in known]
+    if not paths:
+        raise ConfigError(f"{file}: it names no file in {place}")
+    return paths, len(numbers) - len(paths)
 
 
 def plans(mountpoint: Path) -> list[dict[str, Any]]:
@@ -78,7 +92,7 @@ def plans(mountpoint: Path) -> list[dict[str, Any]]:
     Raises:
         MountError: there is no mount of aisfs, or it takes no order.
     """
-    found: list[dict[str, Any]] = json.loads(_ask(_mount_of(mountpoint), order.ATTRIBUTE))
+    found: list[dict[str, Any]] = json.loads(_ask(mount_of(mountpoint), order.ATTRIBUTE))
     return found
 
 
@@ -89,10 +103,49 @@ def drop(mountpoint: Path, name: str) -> int:
         MountError: there is no mount of aisfs, or it takes no order.
     """
     wanted = f"{order.ATTRIBUTE}.drop.{name}" if name else f"{order.ATTRIBUTE}.drop"
-    return int(json.loads(_ask(_mount_of(mountpoint), wanted))["plans"])
+    return int(json.loads(_ask(mount_of(mountpoint), wanted))["plans"])
 
 
-def _mount_of(place: Path) -> Path:
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What an order names that is not recorded."""
+
+    paths: list[str]
+    numbers: "array[int]"
+    missing: list[str]
+
+
+def _named(place: Path, file: str, data: bytes) -> _Named:
+    missing: list[str] = []
+    try:
+        if data.startswith(_NUMPY):
+            paths = _permuted(_permutation(file, data), _pictures(place), file)
+            numbers = order.numbers_of(paths)
+        else:
+            lines = filter(None, os.fsdecode(data).splitlines())
+            paths = [os.path.join(place, line) for line in lines]
+            numbers = order.numbers_of(paths, missing)
+            if missing:
+                paths = _with_samples(paths, set(missing))
+                missing.clear()
+                numbers = order.numbers_of(paths, missing)
+                absent = set(missing)
+                paths = [path for path in paths if path not in absent]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    if not numbers:
+        raise ConfigError(f"{file}: it names no file in {place}")
+    return _Named(paths, numbers, missing)
+
+
+def mount_of(place: Path) -> Path:
     """Return the mount that a directory is in."""
     for above in (place, *place.absolute().parents):
         if os.path.ismount(above):
@@ -122,28 +175,19 @@ def _ask(mount: Path, attribute: str) -> bytes:
         raise MountError(f"{mount}: {error.strerror}") from error
 
 
-def _of_lines(place: Path, lines: Iterable[str], missing: list[str]) -> "array[int]":
-    """Return the numbers of paths; what is no file may be the key of a sample, and stands for its files."""
-    paths = [os.path.join(place, line) for line in lines]
-    numbers = order.numbers_of(paths, missing)
-    if not missing:
-        return numbers
-    absent, samples = set(missing), dict[str, dict[str, list[str]]]()
-    missing.clear()
-    return order.numbers_of(_files(paths, absent, samples), missing)
-
-
-def _files(
-    paths: Iterable[str], absent: set[str], samples: dict[str, dict[str, list[str]]]
-) -> Iterator[str]:
+def _with_samples(paths: Iterable[str], absent: set[str]) -> list[str]:
+    """Return paths, with all its files for each that is no file and may be the key of a sample."""
+    samples: dict[str, dict[str, list[str]]] = {}
+    found: list[str] = []
     for path in paths:
         if path not in absent:
-            yield path
+            found.append(path)
             continue
         directory, key = os.path.split(path)
         if directory not in samples:
             samples[directory] = _samples(directory)
-        yield from samples[directory].get(key, [path])
+        found += samples[directory].get(key, [path])
+    return found
 
 
 def _samples(directory: str) -> dict[str, list[str]]:
@@ -182,10 +226,36 @@ def _permutation(file: str, data: bytes) -> "array[int]":
     return numbers
 
 
-def _permuted(numbers: "array[int]", files: list[str], file: str) -> "array[int]":
+def _permuted(numbers: "array[int]", files: list[str], file: str) -> list[str]:
     if numbers and not 0 <= min(numbers) <= max(numbers) < len(files):
         raise ConfigError(
             f"{file}: it numbers files up to {max(numbers):,}, and there are {len(files):,}, counted from 0"
         )
-    found = order.numbers_of(files)
-    return array("Q", [found[number] for number in numbers])
+    return [files[number] for number in numbers]
+
+
+def _files_by_number(place: Path, wanted: set[int]) -> dict[int, str]:
+    """Return the paths of files in a directory by their inode numbers; only shards that have some are listed."""
+    shards = {slot_of(number) for number in wanted}
+    found: dict[int, str] = {}
+    left = [os.fspath(place)]
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in entries:
+                number = entry.inode()
+                folder = entry.path + os.fsdecode(SHARD_DIRECTORY_SUFFIX)
+                if entry.is_dir(follow_symlinks=False):
+                    if slot_of(number) == number or slot_of(number) in shards:
+                        left.append(entry.path)
+                elif number in wanted:
+                    found[number] = entry.path
+                elif is_shard(os.fsencode(entry.name)) and _slot_of(folder) in shards:
+                    left.append(folder)
+    return found
+
+
+def _slot_of(folder: str) -> int | None:
+    try:
+        return slot_of(os.stat(folder).st_ino)
+    except FileNotFoundError:
+        return None

@@ -6,6 +6,7 @@ needs no mount: it uses the services of one, so a later mount with the same cach
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -48,12 +49,17 @@ from aisfs.mount.source import OpenSource
 from aisfs.settings import CacheSettings, TreeSettings
 from aisfs.stores.pipeline import all_of
 from aisfs.work.buckets import Kind, Place, find_place, list_opened
+from aisfs.work.mounts import read_counters
+from aisfs.work.plan import mount_of, paths_of
 from aisfs.work.progress import transfer_columns
 
 PIECE = 1 << 20
 """Bytes read at once: the largest request that the kernel sends."""
 SHARD_ATTRIBUTE = "user.aisfs.shard"
 """Folders of shards have this attribute, directories of a bucket do not."""
+_LIMIT, _REJECTED = "aisfs_cache_limit_bytes", "aisfs_cache_rejected"
+_REFUSED = 16
+"""Ranges that a full cache has refused: one alone may be too large for what room is left."""
 KEPT_ATTRIBUTE = "user.aisfs.kept"
 """How much is on disk; reading it of the folder of a shard writes the index there."""
 
@@ -83,14 +89,22 @@ class Summary:
     kept: int = 0
     """Bytes of those read that are on disk at the end."""
     failures: list[str] = field(default_factory=list)
+    left: int = 0
+    """Files of an order that were not read, since the cache was full."""
+    missing: int = 0
+    """Files that an order names, and that are not there."""
 
     @property
     def complete(self) -> bool:
         """Return whether everything that was read is on disk."""
         return self.kept == self.size and self.indexes == self.shards
 
-    def count(self, item: Item, error: BaseException | None) -> bool:
+    def count(self, item: Item, reading: Future[None]) -> bool:
         """Count an item whose reading ended; return whether it was read."""
+        if reading.cancelled():
+            self.left += 1
+            return False
+        error = reading.exception()
         if error is not None:
             name = os.fsdecode(item.content or item.folder or b"")
             self.failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
@@ -127,6 +141,43 @@ def find_items(paths: Iterable[Path], *, index_only: bool) -> list[Item]:
     return list(items)
 
 
+def planned_items(path: Path, file: str, summary: Summary) -> list[Item]:
+    """Find the files that an order names, each once; count those that are missing.
+
+    Raises:
+        ConfigError: the order makes no sense, or the mount has no disk cache.
+        MountError: the mount does not answer.
+        SourceMissing: `path` is no directory in a mount of aisfs.
+    """
+    if not path.is_dir():
+        raise SourceMissing(missing_path(path, "directory"))
+    if not is_in_mount(path.resolve()):
+        raise SourceMissing(f"{path} is not in a mount of aisfs")
+    if not read_counters(mount_of(path)).value(_LIMIT):
+        raise ConfigError(f"--plan: the mount of {path} has no disk cache")
+    paths, summary.missing = paths_of(path, file)
+    return [Item(os.fsencode(p), None, os.stat(p).st_size) for p in dict.fromkeys(paths)]
+
+
+class Room:
+    """Ends reading once the disk cache of a mount takes no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._mount = mount_of(path)
+        self._before = read_counters(self._mount).value(_REJECTED)
+        self._asked = time.monotonic()
+        self._full = False
+
+    def end_if_full(self, readings: Iterable[Future[None]]) -> None:
+        """Begin no more readings if it has refused several ranges; the mount is asked once a second."""
+        if self._full or time.monotonic() - self._asked < 1:
+            return
+        self._full = read_counters(self._mount).value(_REJECTED) - self._before >= _REFUSED
+        self._asked = time.monotonic()
+        for reading in readings if self._full else ():
+            reading.cancel()
+
+
 def _items_below(path: Path, *, index_only: bool) -> Iterator[Item]:
     path.stat()
     if not is_in_mount(path.resolve()):
@@ -142,8 +193,13 @@ def _items_below(path: Path, *, index_only: bool) -> Iterator[Item]:
             yield item
 
 
-def warm(items: list[Item], summary: Summary, *, jobs: int, console: Console) -> None:
-    """Read all items, `jobs` at a time, count them, and show the progress. Ctrl-C ends it within a piece."""
+def warm(
+    items: list[Item], summary: Summary, *, jobs: int, console: Console, room: Room | None = None
+) -> None:
+    """Read all items, `jobs` at a time, count them, and show the progress. Ctrl-C ends it within a piece.
+
+    With `room`, nothing more is read once the cache is full.
+    """
     total = sum(item.size for item in items)
     noun = "files" if any(item.folder is None for item in items) else "shards"
     stopped = threading.Event()
@@ -165,8 +221,10 @@ def warm(items: list[Item], summary: Summary, *, jobs: int, console: Console) ->
                 there: list[Item] = []
                 for count, future in enumerate(as_completed(under_way), 1):
                     progress.update(task, done=done(count), advance=0 if total else 1)
-                    if summary.count(under_way[future], future.exception()):
+                    if summary.count(under_way[future], future):
                         there.append(under_way[future])
+                    if room is not None:
+                        room.end_if_full(under_way)
                 for item in there:  # only now: the last items may have evicted the first
                     summary.look(item)
             finally:

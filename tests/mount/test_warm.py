@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy
 import pytest
 
 from tests.mount.cache_data import Dataset, dealt, make_objects, make_shards, shuffled
@@ -226,6 +227,94 @@ def test_indexes_in_memory_are_written_again_when_the_cache_was_cleared(
     with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
         list_folders(mount.path / "train", shards)
         meter.nothing()
+
+
+def test_what_an_order_names_is_warmed(
+    mount: Mount, shards: Dataset, objects: Dataset, server: RunningServer, tmp_path: Path
+):
+    some = dict(list(shuffled(shards.members, 3).items())[:20])
+    raw, order = next(iter(objects.files)), tmp_path / "order"
+    order.write_text("\n".join([*(f"train/{name}" for name in some), f"raw/{raw}", "none", ""]))
+    done = aisfs("warm", "--plan", order, mount.path)
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout)[:2] == (0, 21)
+    assert "1 name left out: there is no such file or sample" in plain(done.stderr)
+    meter = Meter(server)
+    read(mount.path / "train", some)
+    read(mount.path / "raw", {raw: objects.files[raw]})
+    meter.nothing()
+
+
+def test_a_permutation_and_keys_are_warmed(mount: Mount, objects: Dataset, tmp_path: Path):
+    numpy.save(tmp_path / "order.npy", numpy.array([2, 0]))
+    done = aisfs("warm", "--plan", tmp_path / "order.npy", mount.path / "raw")
+    assert summary(done.stdout) == (0, 2, 2 * 3 * MIB)
+    keys = {name.partition(".")[0] for name in objects.files}
+    (tmp_path / "keys").write_text("\n".join(sorted(keys)))
+    done = aisfs("warm", "--plan", tmp_path / "keys", mount.path / "raw")
+    assert summary(done.stdout) == (0, 3, objects.size)
+
+
+def test_a_recorded_order_is_warmed(
+    shards: Dataset, objects: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    some = dict(list(shuffled(shards.members, 4).items())[:20])
+    record = ("--cache-size", "0", "--record", str(tmp_path / "order"))
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=record) as mount:
+        read(mount.path / "train", some)
+        read(mount.path / "raw", objects.files)
+    options = ("--cache-dir", str(tmp_path / "cache"))
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        done = aisfs("warm", "--plan", tmp_path / "order", mount.path)
+        assert summary(done.stdout)[:2] == (0, 23)
+        meter = Meter(server)
+        read(mount.path / "train", some)
+        read(mount.path / "raw", objects.files)
+        meter.nothing()
+        done = aisfs("warm", "--plan", tmp_path / "order", mount.path / "raw")
+        assert summary(done.stdout)[:2] == (0, 3)
+        assert "20 names left out" in plain(done.stderr)
+
+
+def test_an_order_is_warmed_until_the_cache_is_full(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """On a line that takes some seconds for all of it."""
+    order = tmp_path / "order"
+    order.write_text("\n".join(shuffled(shards.members, 5)))
+    options = ("--cache-dir", str(tmp_path / "cache"), "--cache-size", "6MiB")
+    options = (*options, "--bandwidth-limit", "3MiB", "--prefetch-shards", "0")
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        done = aisfs("warm", "--plan", order, mount.path / "train")
+        assert done.returncode == 0, done.stderr
+        left = re.search(r"the disk cache is full: (\d+) files not read", plain(done.stderr))
+        assert left
+        assert int(left[1]) + summary(done.stdout)[1] == len(shards.members)
+
+
+def test_orders_that_make_no_sense(mount: Mount, server: RunningServer, tmp_path: Path):
+    order, numbers = tmp_path / "order", tmp_path / "order.npy"
+    order.write_text("none\n")
+    numpy.save(numbers, numpy.arange(4))
+    for words, code, said in (
+        ((order, mount.path), USAGE, "it names no file in"),
+        ((numbers, mount.path / "raw"), USAGE, "it numbers files up to 3, and there are 3"),
+        ((numbers, "ais://b"), USAGE, "give one PATH"),
+        ((order, mount.path, mount.path / "raw"), USAGE, "give one PATH"),
+        ((order, mount.path, "--index-only"), USAGE, "not with --index-only"),
+        ((tmp_path / "none", mount.path), USAGE, "No such file"),
+        ((order, mount.path / "none"), MISSING, "no such directory"),
+        ((order, tmp_path), MISSING, "not in a mount of aisfs"),
+    ):
+        done = aisfs("warm", "--plan", *words)
+        assert (done.returncode, done.stdout) == (code, b""), done.stderr
+        assert said in done.stderr.decode()
+    options = ("--cache-size", "0")
+    (tmp_path / "other").mkdir()
+    endpoint = server.endpoint
+    with mounted("ais://b", tmp_path / "other", endpoint=endpoint, options=options) as other:
+        done = aisfs("warm", "--plan", numbers, other.path / "raw")
+        assert "has no disk cache" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("size", ["8MiB", "0"])
