@@ -129,6 +129,8 @@ def _named(place: Path, file: str, data: bytes) -> _Named:
             paths = _permuted(_permutation(file, data), _pictures(place), file)
             numbers = order.numbers_of(paths)
         else:
+            if b"\0" in data:
+                raise ConfigError(f"{file}: neither lines nor a permutation nor a recorded order")
             lines = filter(None, os.fsdecode(data).splitlines())
             paths = [os.path.join(place, line) for line in lines]
             numbers = order.numbers_of(paths, missing)

@@ -284,7 +284,11 @@ def test_wrong_input_is_said_in_a_line(
         done = aisfs("plan", mount.path, lines)
         assert done.stdout == b"1 file expected\n"
         assert b"2 lines left out: there is no file or sample" in done.stderr
-        for content, said in ((b"none\n", b"it names no file"), (b"\x93NUMPYxxxx", b"numpy.save")):
+        for content, said in (
+            (b"none\n", b"it names no file"),
+            (b"\x93NUMPYxxxx", b"numpy.save"),
+            (bytes(range(8)), b"neither lines nor a permutation nor a recorded order"),
+        ):
             lines.write_bytes(content)
             done = aisfs("plan", mount.path, lines)
             assert done.returncode == Exit.USAGE
@@ -374,6 +378,35 @@ def test_a_restarted_daemon_goes_on_without_the_plan_and_with_the_record(
     options = ("--replay", str(recorded))
     with mounted("ais://o", mountpoint, endpoint=server.endpoint, options=options) as mount:
         assert plans(mount)[0]["files"] >= 20
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_order_in_its_own_mount_whose_daemon_dies(
+    server: RunningServer, store: Path, mountpoint: Path, kept: bool
+):
+    """The daemon reads it through itself: the next one takes it, and without a keeper the call fails."""
+    (store / "own").mkdir(exist_ok=True)
+    (store / "own" / "numbers").write_bytes(os.urandom(8 << 20))
+    options = (*NO_DISK, "--bandwidth-limit", "1MiB")
+    log = ["goes on with the mount"] if kept else []
+    endpoint = server.endpoint
+    with mounted(
+        "ais://own", mountpoint, endpoint=endpoint, options=options, keeper=kept, expected_log=log
+    ) as mount:
+        meter = Meter(server)
+        script = "import os, sys; print(os.getxattr(sys.argv[1], 'user.aisfs.plan.0'))"
+        with open(mount.path / "numbers", "rb") as numbers:
+            words = ["python3", "-c", script, str(mount.path)]
+            asking = subprocess.Popen(
+                words, stdin=numbers, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        assert eventually(lambda: meter.take()["get"])
+        os.kill(json.loads(os.getxattr(mount.path, "user.aisfs.about"))["pid"], 9)
+        output, errors = asking.communicate(timeout=120)
+        if kept:
+            assert b'{"files": 1048576}' in output, errors
+        else:
+            assert b"Software caused connection abort" in errors
 
 
 def test_random_readers_get_the_right_bytes_while_the_plan_is_wrong(
