@@ -16,6 +16,7 @@ from bench.groups import (
     listing,
     models,
     orders,
+    paced,
     peers,
     pictures,
     plan,
@@ -64,5 +65,6 @@ GROUPS = [
     Group("link", "Cold pictures over a shaped link", link.run, (*TORCH, "webdataset")),
     Group("models", "A model by mmap, over a shaped link", models.run),
     Group("plan", "In an order that was announced, behind 20 ms", plan.run),
+    Group("paced", "At the reader's own pace, over a link for half of it", paced.run),
     Group("latency", "Over a modelled link", latency.run, TORCH),
 ]
