@@ -24,10 +24,14 @@ from tests.support.mounts import Mount, eventually, mounted
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
-data = pytest.importorskip("torch.utils.data")
-datasets = pytest.importorskip("torchvision.datasets")
 
 PICTURES = 120
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    """Imported by the one worker that runs these tests, since it takes seconds: all workers collect them."""
+    return pytest.importorskip("torch.utils.data")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture
 def pictures(mount: Mount) -> Iterator[Any]:
+    datasets = pytest.importorskip("torchvision.datasets")
     yield datasets.ImageFolder(str(mount.path), transform=lambda picture: picture.getpixel((0, 0)))
     os.getxattr(mount.path, "user.aisfs.plan.drop")
 
@@ -77,19 +82,19 @@ def forgotten(mount: Mount) -> int:
 
 
 SAMPLERS = {
-    "random": lambda files: {"sampler": data.RandomSampler(files), "batch_size": 7},
-    "distributed": lambda files: {
+    "random": lambda data, files: {"sampler": data.RandomSampler(files), "batch_size": 7},
+    "distributed": lambda data, files: {
         "sampler": data.DistributedSampler(files, num_replicas=1, rank=0),
         "batch_size": 7,
     },
-    "batches": lambda files: {
+    "batches": lambda data, files: {
         "batch_sampler": data.BatchSampler(data.RandomSampler(files), 7, drop_last=False)
     },
-    "window": lambda files: {
+    "window": lambda data, files: {
         "sampler": ShardWindowSampler(files, window=3, num_replicas=1, rank=0),
         "batch_size": 7,
     },
-    "spread": lambda files: {
+    "spread": lambda data, files: {
         "batch_sampler": SpreadBatches(
             ShardWindowSampler(files, window=3, num_replicas=1, rank=0), 7
         )
@@ -100,8 +105,10 @@ SAMPLERS = {
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may empty the page cache")
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_loader_reads_was_announced(kind: str, workers: int, mount: Mount, pictures: Any):
-    words = SAMPLERS[kind](pictures)
+def test_what_a_loader_reads_was_announced(
+    kind: str, workers: int, data: Any, mount: Mount, pictures: Any
+):
+    words = SAMPLERS[kind](data, pictures)
     for name in ("sampler", "batch_sampler"):
         if name in words:
             words[name] = AnnouncedSampler(pictures, words[name])
@@ -151,7 +158,7 @@ def _members(mount: Mount, key: str) -> list[int]:
 
 
 def test_the_next_epoch_is_announced_early_and_the_sampler_keeps_its_own(
-    mount: Mount, pictures: Any
+    data: Any, mount: Mount, pictures: Any
 ):
     sampler = data.DistributedSampler(pictures, num_replicas=2, rank=1, seed=5)
     sampler.set_epoch(3)
@@ -163,7 +170,9 @@ def test_the_next_epoch_is_announced_early_and_the_sampler_keeps_its_own(
     assert (plan["name"], plan["files"]) == (str(os.getpid()), PICTURES)
 
 
-def test_an_order_that_is_drawn_once_cannot_be_announced_before(mount: Mount, pictures: Any):
+def test_an_order_that_is_drawn_once_cannot_be_announced_before(
+    data: Any, mount: Mount, pictures: Any
+):
     with pytest.raises(TypeError, match="RandomSampler has no epochs"):
         announce(pictures, data.RandomSampler(pictures))
 
@@ -184,7 +193,7 @@ def test_after_a_restart_the_rest_is_announced(mount: Mount, pictures: Any):
     assert plan["files"] in (9, 10)  # one may be drawn again, so that all processes end together
 
 
-def test_files_outside_of_mounts_are_read_with_a_warning(tmp_path: Path):
+def test_files_outside_of_mounts_are_read_with_a_warning(data: Any, tmp_path: Path):
     files = [tmp_path / name for name in "ab"]
     for file in files:
         file.write_text("x")

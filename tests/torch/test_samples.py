@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from webdataset import tariterators
 
 from aisfs.errors import AisfsError, ConfigError, SourceMissing, Stale
 from aisfs.torch import ShardSamples, reading
@@ -66,6 +65,8 @@ def options(tmp_path: Path, server: RunningServer) -> dict[str, object]:
 
 
 def as_webdataset_reads(*paths: Path) -> list[dict[str, object]]:
+    from webdataset import tariterators  # here, since it imports torch, and all workers collect
+
     samples = []
     for path in paths:
         with path.open("rb") as stream:

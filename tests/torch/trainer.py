@@ -11,9 +11,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
-
 from aisfs.torch import ShardSamples, ShardWindowSampler, SpreadBatches
 
 WINDOW, SEED, EPOCHS = 2, 11, 2
@@ -58,6 +55,10 @@ class Rank:
             how["batch_sampler"] = self.batches
         else:
             how |= {"sampler": self.sampler, "batch_size": job.batch}
+        # Here, since all workers of pytest import this module, and one trains.
+        from torch.utils.data import DataLoader
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
         self.loader = (StatefulDataLoader if job.stateful else DataLoader)(dataset, **how)
 
     def load(self, state):
