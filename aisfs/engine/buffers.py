@@ -108,7 +108,7 @@ class BufferPool:
         self._lent: deque[mmap.mmap] = deque()
         self.limit_to(limit)
         self.wants_ready = False
-        """Whether `make_ready` should be called when a part is fetched next."""
+        """Whether `make_ready` should be called when a part of `FIRST_PART` or more is fetched next."""
         self.read = ReadCounts()
         """What was read of all parts that have their buffers here, and past them from the disk cache."""
 

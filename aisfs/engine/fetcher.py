@@ -328,7 +328,7 @@ class Fetcher:
     def _begin(
         self, opened: OpenObject, wanted: ByteRange, *, together: Gathering | None, to_disk: bool
     ) -> Part:
-        if self.pool.wants_ready:
+        if self.pool.wants_ready and len(wanted) >= FIRST_PART:  # shorter ones take none of these
             self.pool.wants_ready = False
             self._services.start_soon(trio.to_thread.run_sync, self.pool.make_ready)
         part = Part(wanted, self.pool, to_disk=to_disk)

@@ -325,6 +325,15 @@ async def test_what_is_mapped_is_not_read_ahead():
         assert await reading.wait() == setup.content[:MIB]
 
 
+async def test_memory_is_made_ready_for_large_parts_only():
+    """Smaller ones take none of it: a mount that is read in small files stays small."""
+    for size, is_large in [(FIRST_PART - 1, False), (FIRST_PART, True)]:
+        async with fetching(size) as setup:
+            setup.fetcher.pool.wants_ready = True
+            await setup.read(0, size)
+            assert setup.fetcher.pool.wants_ready is not is_large
+
+
 async def test_what_a_reader_has_passed_makes_room_before_what_is_still_to_be_read():
     cache = FakeCache()
     async with fetching(8 * MIB, cache=cache, memory_limit=64 * MIB) as setup:
