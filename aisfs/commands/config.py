@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from aisfs.commands.guide import Documented, complete_profile
 from aisfs.commands.options import config_option, own_option, print_parts
@@ -25,6 +24,8 @@ def group() -> None:
 @own_option("--json", "Print one JSON object instead of a table.", "for scripts", name="as_json")
 def show(profile: str | None, config: Path | None, as_json: bool) -> None:
     """Show the value of each option, and where it comes from; with @NAME, as that profile sets it."""
+    from rich.table import Table  # here, since each mount imports this module, for its profile
+
     from aisfs.settings import use_file
 
     use_file(config)
