@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,6 +313,7 @@ def mounted(
 
 
 def _start(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) -> None:
+    others = set(os.listdir("/proc"))
     with open(state / "stderr", "wb") as stderr:  # a pipe would wait for the daemon to close it
         process = _preloader.start(
             "mount", *arguments, stdout=stderr, stderr=stderr, env=mount.environment,
@@ -321,11 +322,11 @@ def _start(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) ->
         try:
             code = process.wait(COMMAND_LIMIT)
         except subprocess.TimeoutExpired:
-            mount.pids = daemons(mount.path)
+            mount.pids = daemons(mount.path, others)
             process.kill()
             _reap(process)
             raise AssertionError("aisfs mount did not return") from None
-    mount.pids = daemons(mount.path)
+    mount.pids = daemons(mount.path, others)
     if code:
         raise MountFailedError(code, (state / "stderr").read_text(errors="replace"))
     assert mount.is_mounted(), "aisfs mount ended with 0 and nothing is mounted"
@@ -404,13 +405,17 @@ def _kill(mount: Mount, reason: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def daemons(mountpoint: Path) -> list[int]:
-    """The aisfs processes of this mountpoint; the one that serves it comes first, and its keeper last."""
+def daemons(mountpoint: Path, others: Collection[str] = ()) -> list[int]:
+    """The aisfs processes of this mountpoint; the one that serves it comes first, and its keeper last.
+
+    `others` are left out: to look at each of hundreds of processes takes as long as a tenth of a mount.
+    """
     wanted = os.fsencode(mountpoint)
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name in others or int(name) == os.getpid():
             continue
+        entry = Path("/proc", name)
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
             if wanted not in arguments or not _is_alive(int(entry.name)):
