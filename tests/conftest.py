@@ -55,9 +55,10 @@ LATER = (
 repository, which a change elsewhere does not break, foreign programs and clouds on mounts, and what takes many
 seconds of a processor and has a shorter test beside it. `make test` keeps the server's traps and the contracts of
 all stores."""
-COMBINED = ("tests/mount/", "tests/stores/")
+COMBINED = ("tests/mount/", "tests/stores/", "tests/torch/")
 """Of a test in there that has several parameters, such as faults and stores, `make test` takes as many
-combinations as try each of these once, and `make test-all` takes all: each starts a server or talks to one.
+combinations as try each of these once, and `make test-all` takes all: each starts a server or talks to one, or has
+processes of PyTorch.
 The tests of a file in tests/mount take turns with the kinds of stores that its fixtures mount."""
 LONG = (
     "tests/programs/",
