@@ -480,13 +480,17 @@ WORKER = """if 1:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_programs_see_no_error_while_the_daemon_is_killed(way: str, tmp_path: Path) -> None:
+def test_programs_see_no_error_while_the_daemon_is_killed(
+    way: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Some four times each way; with `--all` twice as often."""
+    steps, kills_max = (120, 12) if pytestconfig.getoption("all") else (60, 6)
     log = [RESTARTED, "was changed by somebody else", "closed files wait"]
     options = ["--write-back", "1"] if way == "back" else []
     with writable(tmp_path, options=options, keeper=True, expected_log=log) as place:
         programs = [
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(place.path), str(seed), "120"],
+                [sys.executable, "-c", WORKER, str(place.path), str(seed), str(steps)],
                 stdout=subprocess.PIPE,
             )
             for seed in range(3)
@@ -495,7 +499,7 @@ def test_programs_see_no_error_while_the_daemon_is_killed(way: str, tmp_path: Pa
         known: dict[str, bytes] = {}
         try:
             kills = 0
-            while any(program.poll() is None for program in programs) and kills < 12:
+            while any(program.poll() is None for program in programs) and kills < kills_max:
                 time.sleep(rng.uniform(1.1, 3))
                 kill(place.mount)
                 kills += 1
@@ -585,9 +589,6 @@ EVERYTHING = """if 1:
 FINALLY = {
     "link": b"old", "moved/in": b"in", "node": b"", "old": b"new", "other": b"over", "renamed": b"text m",
 }  # fmt: skip
-POINTS = range(
-    int(os.environ.get("POINTS_FROM", "6")), 400, int(os.environ.get("POINTS_STEP", "37"))
-)
 
 
 def test_a_file_that_waits_is_changed_as_the_daemon_dies(tmp_path: Path) -> None:
@@ -615,9 +616,16 @@ def test_a_file_that_waits_is_changed_as_the_daemon_dies(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_daemon_may_die_at_any_note(way: str, tmp_path: Path) -> None:
-    """Each run dies at another one, until there is none left."""
-    for point in POINTS:
+def test_a_daemon_may_die_at_any_note(
+    way: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Each run dies at another one, until there is none left; without `--all` each way has half of them.
+
+    A step is odd, so that they die before and after a note by turns.
+    """
+    usual = (6, 37) if pytestconfig.getoption("all") else (6 if way == "through" else 43, 75)
+    first, step = (int(os.environ.get(f"POINTS_{n}", usual[n == "STEP"])) for n in ("FROM", "STEP"))
+    for point in range(first, 400, step):
         base = tmp_path / str(point)
         (base / "store" / "b" / "dir").mkdir(parents=True)
         for name in ("old", "other", "dir/in"):
