@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,9 @@ class Mount:
         now: list[int] = []
 
         def has_begun() -> bool:
-            now[:] = daemons(self.path)
+            keeper = str(self.keeper)
+            children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+            now[:] = daemons(self.path, [keeper, *children])
             return len(now) > 1 and now[0] != self.keeper  # as which it looks at first
 
         assert eventually(has_begun), "no daemon was started again"
@@ -313,7 +315,7 @@ def mounted(
 
 
 def _start(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) -> None:
-    others = set(os.listdir("/proc"))
+    before = set(os.listdir("/proc"))
     with open(state / "stderr", "wb") as stderr:  # a pipe would wait for the daemon to close it
         process = _preloader.start(
             "mount", *arguments, stdout=stderr, stderr=stderr, env=mount.environment,
@@ -322,11 +324,11 @@ def _start(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) ->
         try:
             code = process.wait(COMMAND_LIMIT)
         except subprocess.TimeoutExpired:
-            mount.pids = daemons(mount.path, others)
+            mount.pids = daemons(mount.path, {*os.listdir("/proc")} - before)
             process.kill()
             _reap(process)
             raise AssertionError("aisfs mount did not return") from None
-    mount.pids = daemons(mount.path, others)
+    mount.pids = daemons(mount.path, {*os.listdir("/proc")} - before)
     if code:
         raise MountFailedError(code, (state / "stderr").read_text(errors="replace"))
     assert mount.is_mounted(), "aisfs mount ended with 0 and nothing is mounted"
@@ -405,15 +407,15 @@ def _kill(mount: Mount, reason: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def daemons(mountpoint: Path, others: Collection[str] = ()) -> list[int]:
+def daemons(mountpoint: Path, among: Iterable[str] | None = None) -> list[int]:
     """The aisfs processes of this mountpoint; the one that serves it comes first, and its keeper last.
 
-    `others` are left out: to look at each of hundreds of processes takes as long as a tenth of a mount.
+    To look at each of hundreds of processes takes as long as a tenth of a mount: who can tells `among` which they are.
     """
     wanted = os.fsencode(mountpoint)
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or name in others or int(name) == os.getpid():
+    for name in os.listdir("/proc") if among is None else among:
+        if not name.isdigit() or int(name) == os.getpid():
             continue
         entry = Path("/proc", name)
         try:
