@@ -70,7 +70,7 @@ from aisfs.stores.registry import as_served, direct_bucket, kind_of
 from aisfs.system.logs import SYSLOG_SOCKET
 from aisfs.system.memory import MachineMemory
 from aisfs.work.display import counted, size_text
-from aisfs.work.mounts import ALIVE, PATIENCE, Asker, Daemon, daemons, is_restarting, read_counters
+from aisfs.work.mounts import ALIVE, PATIENCE, Asker, Daemon, daemons, read_counters, restarting
 
 
 class State(StrEnum):
@@ -626,7 +626,8 @@ def mount_checks() -> Iterator[Check]:
     places = [place for place, kind in mounted_filesystems() if kind == FILE_SYSTEM]
     running = daemons()
     found = [stopped for place in places if (stopped := _stopped(place, running)) is not None]
-    found += _silent([p for p in places if str(p) not in running or is_restarting(p)])
+    dead = restarting(places)
+    found += _silent([place for place in places if str(place) not in running or place in dead])
     yield from found
     if not found:
         count = f"{len(places)} mount{'s' if len(places) != 1 else ''} of aisfs"
@@ -646,8 +647,9 @@ def _silent(places: list[Path]) -> Iterator[Check]:
     """Ask mounts whose daemon is not to be found, all at once."""
     with Asker() as asker:
         answers = asker.ask(places, ALIVE)
+    dead = restarting(places) if None in answers else set()
     for place, answer in zip(places, answers, strict=True):
-        if answer is None and is_restarting(place):
+        if answer is None and place in dead:
             cure = f"its log says why; to detach it: aisfs umount --lazy {place}"
             yield wrong(
                 "mounts", f"{place}: its daemon has died, and another one cannot go on yet", cure

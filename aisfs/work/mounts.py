@@ -14,7 +14,7 @@ import selectors
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -245,14 +245,14 @@ def keepers() -> dict[str, Keeper]:
     }
 
 
-def is_restarting(place: Path) -> bool:
-    """Return whether a place is in a mount whose daemon has died, and whose keeper has yet to start another one."""
-    found = keepers()
-    return any(found[str(p)].restarting for p in (place, *place.parents) if str(p) in found)
+def restarting(places: Iterable[Path]) -> set[Path]:
+    """Return which places are in a mount whose daemon has died, and whose keeper has yet to start another one."""
+    found = {Path(place) for place, keeper in keepers().items() if keeper.restarting}
+    return {place for place in places if not found.isdisjoint((place, *place.parents))}
 
 
 def _why_silent(place: Path) -> str:
-    if is_restarting(place):
+    if restarting([place]):
         return "its daemon has died, and another one cannot go on yet, as its log says"
     return "its daemon hangs, or is stopped"
 
@@ -318,7 +318,7 @@ def find_mounts(asker: Asker, seconds: float = LISTING_PATIENCE) -> list[MountSt
     # A stopped daemon is known not to answer.
     running = [m.place for m in mounts if not _is_stopped(processes.get(str(m.place)))]
     answers = dict(zip(running, asker.ask(running, ABOUT, seconds), strict=True))
-    silent = {m.place for m in mounts if answers.get(m.place) is None and is_restarting(m.place)}
+    silent = restarting(m.place for m in mounts if answers.get(m.place) is None)
     return [
         _described(
             mount,
