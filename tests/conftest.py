@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 import tests.support.checked_locks  # noqa: F401 - before the package
+from aisfs.system.daemon import loading
 from tests.support.preloaded import Preloader
 
 pytest_plugins = ["tests.support.second_try"]
@@ -155,6 +156,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("stress") is not None:
             item.add_marker(pytest.mark.timeout(seconds))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Let garbage collections pass by what is imported and collected: a twelfth of the tests' time."""
+    with loading():
+        return (yield)
 
 
 def _places(name: str) -> Iterator[int]:
