@@ -14,9 +14,12 @@ GUARDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrie
 
 
 @cache
-def _modules() -> dict[str, ast.Module]:
+def _modules() -> dict[str, list[ast.AST]]:
+    """Give all nodes of each module."""
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text())
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): [
+            *ast.walk(ast.parse(path.read_text()))
+        ]
         for path in PACKAGE.rglob("*.py")
     }
 
@@ -25,11 +28,11 @@ def _is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _used(tree: ast.Module, owner: str) -> set[str]:
+def _used(tree: list[ast.AST], owner: str) -> set[str]:
     """The attributes of a name that are used in a module."""
     return {
         node.attr
-        for node in ast.walk(tree)
+        for node in tree
         if isinstance(node, ast.Attribute) and _is_name(node.value, owner)
     }
 
@@ -87,7 +90,7 @@ def test_every_thread_is_there_and_started_in_one_place():
             assert "Thread" not in _calls(tree, "threading") or module == "aisfs.system.threads"
         started |= {
             node.value
-            for node in ast.walk(tree)
+            for node in tree
             if isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and re.fullmatch(r"aisfs ([a-z]+|drops pages)", node.value)
@@ -96,18 +99,18 @@ def test_every_thread_is_there_and_started_in_one_place():
     assert started == named
 
 
-def _calls(tree: ast.Module, owner: str) -> set[str]:
+def _calls(tree: list[ast.AST], owner: str) -> set[str]:
     return {
         node.func.attr
-        for node in ast.walk(tree)
+        for node in tree
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and _is_name(node.func.value, owner)
     }
 
 
-def _starts_threads(tree: ast.Module) -> bool:
-    names = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+def _starts_threads(tree: list[ast.AST]) -> bool:
+    names = {ast.unparse(node.func) for node in tree if isinstance(node, ast.Call)}
     return bool(names & {"start_service_thread", "trio.lowlevel.start_thread_soon"})
 
 
