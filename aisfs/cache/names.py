@@ -100,14 +100,20 @@ class MetadataCache:
                 return None
 
     def keep_listing(
-        self, directory: DirectoryId, listing: Listing, age: float = 0.0
+        self, directory: DirectoryId, listing: Listing, since: float
     ) -> Dated[Listing]:
-        """Keep a complete listing of this age, unless it is too large, and return it with its expiry."""
-        dated = Dated(listing, self._clock() + self._list_ttl - age)
+        """Keep a complete listing of this time, unless it is too large, and return it with its expiry."""
+        dated = Dated(listing, since + self._list_ttl)
         if len(listing) < LISTED_ENTRIES_MAX:
             with self._lock:
                 self._listings[directory] = dated
         return dated
+
+    def keep_order(self, directory: DirectoryId, listing: Listing) -> None:
+        """Keep what the next listing of a directory is ordered like, and what nobody may believe."""
+        if len(listing) < LISTED_ENTRIES_MAX:
+            with self._lock:
+                self._listings[directory] = Dated(listing, self._clock() - 1)
 
     def found(self, name: NameId) -> Dated[Listed] | None:
         """Return what a single lookup of a name found, unless that has expired."""
@@ -185,6 +191,9 @@ class SingleFlight(Generic[KeyT, ValueT]):
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    def __contains__(self, key: KeyT) -> bool:
+        return key in self._flights
 
     def detach(self) -> None:
         """Let the next caller for any key start a new fetch; those that wait get what they wait for."""

@@ -8,7 +8,8 @@ listing all of it would have been cheaper.
 
 import logging
 import os
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -28,6 +29,7 @@ from aisfs.cache.names import (
     WouldWait,
 )
 from aisfs.core.names.listing import (
+    ArrivingListing,
     Listed,
     Listing,
     ListingBounds,
@@ -46,6 +48,7 @@ from aisfs.errors import (
     InvalidName,
     NotFound,
     ProtocolError,
+    untraced,
 )
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo, Page
@@ -132,6 +135,125 @@ LOOKED_THROUGH = 1000
 
 DIRECTORIES_IN_ORDER = 256
 
+PAGES_AHEAD = 3
+"""Pages of a listing that came and that nobody reads yet. One more is on its way, or waits to be added: readers need not wait
+for the store unless they are faster."""
+UNASKED_SECONDS = 60.0
+"""How long a listing waits for readers: a program looks at a thousand names between two questions."""
+WAITING_MAX = 16
+"""Listings that wait so: at least 20 MB each with pages of 10,000 names."""
+
+
+class Arriving:
+    """A listing under way, for readers who begin before its end: they get objects as pages come.
+
+    It asks for few pages more than its furthest reader has got, and for all if somebody wants the whole listing.
+    """
+
+    def __init__(self) -> None:
+        """Begin without names."""
+        self.listing: ArrivingListing | None = None
+        """What has come; None before the first of several pages."""
+        self.begun = self.expires = 0.0
+        """When names began to come, and until when they may be believed."""
+        self.whole: Dated[Listing] | None = None
+        """In the end all there is."""
+        self.error: Exception | None = None
+        """Why it is not complete."""
+        self.over = trio.Event()
+        self.scope = trio.CancelScope()
+        self.all_wanted = 0
+        """How many wait for the whole listing."""
+        self.waits = False
+        """Whether nobody asked for the next page yet."""
+        self.waited = 0.0
+        """Seconds."""
+        self._ends: list[int] = []
+        """How many names there were after each page."""
+        self._got = 0
+        """How many the furthest reader has."""
+        self._news = self._asked = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+
+    @any_thread
+    def read(self, offset: int) -> Dated[Listing]:
+        """Return what has come, to a reader who has all up to `offset`."""
+        assert self.listing is not None, "readers begin with the first names"
+        got = self.listing.read_at(offset)
+        if got > self._got:
+            self._got = got
+            if self.waits:  # is set before the last look at `_got`
+                self._token.run_sync_soon(self.ask)
+        return Dated(self.listing, self.expires)
+
+    async def more(self, offset: int) -> bool:
+        """Wait for names behind an offset; False if this has no more of them.
+
+        Raises:
+            AisfsError: the listing is not complete.
+        """
+        while not self.over.is_set():
+            if self.listing is not None:
+                self.read(offset)
+                if self.listing.read_at(offset) < len(self.listing):
+                    return True
+            await self._news.wait()
+        if self.error is not None:
+            raise untraced(self.error)
+        return False
+
+    async def until_over(self) -> None:
+        """Have it go on to its end.
+
+        Raises:
+            AisfsError: it is not complete.
+        """
+        self.all_wanted += 1
+        self.ask()
+        try:
+            await self.over.wait()
+        finally:
+            self.all_wanted -= 1
+        if self.error is not None:
+            raise untraced(self.error)
+
+    def ask(self) -> None:
+        """Have it looked whether the next page is wanted."""
+        self._asked.set()
+
+    def page_came(self) -> None:
+        """Let readers have what was added."""
+        assert self.listing is not None, "pages are added to it"
+        self._ends.append(len(self.listing))
+        self._news.set()
+        self._news = trio.Event()
+
+    def end(self) -> None:
+        """Have no more."""
+        self.over.set()
+        self._news.set()
+        self.scope.cancel()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the next page is."""
+        unread = len(self._ends) - bisect_right(self._ends, self._got)
+        return self.all_wanted > 0 or unread < PAGES_AHEAD
+
+    async def wanted(self) -> bool:
+        """Wait until the next page is wanted; False if nobody asks for long."""
+        self._asked, self.waits = trio.Event(), True
+        try:
+            while not self.is_wanted:
+                with trio.move_on_after(UNASKED_SECONDS) as unasked:
+                    await self._asked.wait()
+                if unasked.cancelled_caught:
+                    return False
+                self._asked = trio.Event()
+            return True
+        finally:
+            self.waits = False
+
 
 class Lister:
     """Answers what is in a directory of a bucket, with this mount's own changes."""
@@ -172,6 +294,8 @@ class Lister:
         self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(
             nursery, wanted_only=True
         )
+        self._arriving: dict[DirectoryId, Arriving] = {}
+        """Those that readers begin to read meanwhile."""
         self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(
             nursery, wanted_only=True
         )
@@ -199,6 +323,51 @@ class Lister:
         if believed is None:
             believed = await self._listings.fetch(directory, lambda: self._list(directory))
         return self.overlay.merge(directory, believed)
+
+    async def first_names(self, bucket: Bucket, prefix: str) -> Dated[Listing] | Arriving:
+        """Return a whole directory, or what has come of it as soon as there are names.
+
+        Not for a mount that changes anything: what it changes meanwhile is not looked for here.
+
+        Raises:
+            AisfsError: see `directory`.
+        """
+        directory = (bucket, prefix)
+        believed = self.cache.listing(directory)
+        if believed is not None:
+            return believed
+        arriving = self._arriving.get(directory)
+        if arriving is None:
+            if directory in self._listings:  # somebody waits for all of it
+                return await self.directory(bucket, prefix)
+            arriving = self._arriving[directory] = Arriving()
+            self._nursery.start_soon(self._arrive, directory, arriving)
+        if await arriving.more(0):
+            return arriving
+        return arriving.whole or await self.directory(bucket, prefix)
+
+    async def _arrive(self, directory: DirectoryId, arriving: Arriving) -> None:
+        try:
+            with arriving.scope:
+                arriving.whole = await self._list_anew(directory, arriving)
+        except Exception as error:  # noqa: BLE001 - raised in all readers
+            arriving.error = untraced(error)
+        finally:
+            self._end(directory, arriving)
+
+    def _end(self, directory: DirectoryId, arriving: Arriving | None) -> None:
+        """Give no more of a listing under way."""
+        if arriving is not None and self._arriving.get(directory) is arriving:
+            del self._arriving[directory]
+            if arriving.whole is None:
+                self._keep_given(directory, arriving)
+            arriving.end()
+
+    def _keep_given(self, directory: DirectoryId, arriving: Arriving) -> None:
+        """Have later listings keep the offsets of what was given of one that is not completed."""
+        last, given = self.cache.last_listing(directory), arriving.listing
+        if given is not None and (last is None or len(last.value) < len(given)):
+            self.cache.keep_order(directory, given.so_far())
 
     @any_thread
     def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
@@ -354,6 +523,8 @@ class Lister:
         self._dropped = self._clock()
         self.buckets.forget()
         self._listings.detach()
+        for directory, arriving in list(self._arriving.items()):
+            self._end(directory, arriving)
         self._first_pages.detach()
         self._single_lookups.clear()
         with self.overlay.namespace_lock:
@@ -375,12 +546,22 @@ class Lister:
         return None
 
     async def _list(self, directory: DirectoryId) -> Dated[Listing]:
+        while (arriving := self._arriving.get(directory)) is not None:
+            await arriving.until_over()
+            if arriving.whole is not None:
+                return arriving.whole
+        return await self._list_anew(directory)
+
+    async def _list_anew(
+        self, directory: DirectoryId, arriving: Arriving | None = None
+    ) -> Dated[Listing]:
         recalled = await self._recall(directory)
         if recalled is not None:
             return recalled
         with self.overlay.listing() as changes:
             asked = _Asked(changes, self._refreshes, self._clock())
-            return await self._list_on(directory, await self._probes.first_page(directory), asked)
+            page = await self._probes.first_page(directory)
+            return await self._list_on(directory, page, asked, arriving)
 
     async def _recall(self, directory: DirectoryId) -> Dated[Listing] | None:
         """Return what another mount listed so lately that it may be believed; only at first."""
@@ -389,7 +570,10 @@ class Lister:
         found = await trio.to_thread.run_sync(self.kept.get, *directory)
         if found is None or self._clock() - found[1] <= self._dropped:
             return None
-        return self.cache.keep_listing(directory, *found)
+        arriving = self._arriving.get(directory)
+        if arriving is not None and arriving.listing is not None:  # with other offsets, perhaps
+            return None
+        return self.cache.keep_listing(directory, found[0], self._clock() - found[1])
 
     async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
         recalled = await self._recall(directory)
@@ -405,14 +589,19 @@ class Lister:
         self._single_lookups[directory] = []
         return None
 
-    async def _list_on(self, directory: DirectoryId, page: Page, asked: _Asked) -> Dated[Listing]:
+    async def _list_on(
+        self, directory: DirectoryId, page: Page, asked: _Asked, arriving: Arriving | None = None
+    ) -> Dated[Listing]:
         """Make the listing that begins with `page`, and believe it from now on."""
         expected, last = self._expected(directory), self.cache.last_listing(directory)
-        builder = await self._build(directory, page)
+        before = last.value if last is not None else self.overlay.order_of(directory)
+        builder = await self._build(directory, page, arriving, before)
         try:
             await self._check_complete(directory, builder, expected, last)
         except ProtocolError as error:
             log.info("listed again: %s", error)  # names may come and go while they are listed
+            if arriving is not None:
+                self._keep_given(directory, arriving)
             builder = await self._build(directory, await self._probes.first_page(directory))
             await self._check_complete(directory, builder, expected, last)
         removed = self.overlay.removed
@@ -423,7 +612,7 @@ class Lister:
             builder.drop(unclear - occupied)
             for name in occupied:  # another client has put something into these
                 removed.discard(directory, name)
-        kept = await self._keep(directory, builder, asked)
+        kept = await self._keep(directory, builder, asked, before, arriving)
         self.overlay.listed(directory, asked.changes)
         # A directory that has an object beside it must be asked for in another way: see `Probes`.
         if self.kept is not None and page.next_token and not builder.ambiguous:
@@ -431,16 +620,45 @@ class Lister:
             self._nursery.start_soon(trio.to_thread.run_sync, put)
         return kept
 
-    async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
-        """Add all pages of a listing, `page` being the first."""
+    async def _build(
+        self,
+        directory: DirectoryId,
+        page: Page,
+        arriving: Arriving | None = None,
+        before: Listing | None = None,
+    ) -> ListingBuilder:
+        """Add all pages of a listing, `page` being the first; if there are several, let readers of `arriving` have them."""
         builder = ListingBuilder(directory[1], self._wanted)
         bounds = ListingBounds("/".join(map(str, directory)))
         bounds.check(page.names, page.next_token)
+        if arriving is not None and page.next_token:
+            arriving.begun = self._clock()
+            arriving.expires = arriving.begun + self.list_ttl
+            arriving.listing = builder.show(before)
+
+        async def add() -> None:
+            await _work(_size(page), partial(builder.add, page))
+            if arriving is not None and arriving.listing is not None:
+                arriving.page_came()
+
         while page.next_token:
-            page = await self._page_behind(directory, page, builder)
+            if arriving is not None and not arriving.is_wanted:
+                await self._until_wanted(directory, arriving)
+            page = await self._page_behind(directory, page, add)
             bounds.check(page.names, page.next_token)
-        await _work(_size(page), partial(builder.add, page))
+        await add()
         return builder
+
+    async def _until_wanted(self, directory: DirectoryId, arriving: Arriving) -> None:
+        """Wait until somebody wants the next page, and end the listing if nobody does."""
+        waiting = [(place, each) for place, each in self._arriving.items() if each.waits]
+        if len(waiting) >= WAITING_MAX:
+            self._end(*waiting[0])
+        since = self._clock()
+        if not await arriving.wanted():
+            self._end(directory, arriving)
+            await trio.lowlevel.checkpoint()
+        arriving.waited += self._clock() - since
 
     async def _check_complete(
         self,
@@ -469,12 +687,12 @@ class Lister:
         return known | self.overlay.stored(directory)
 
     async def _page_behind(
-        self, directory: DirectoryId, page: Page, builder: ListingBuilder
+        self, directory: DirectoryId, page: Page, add: Callable[[], Awaitable[None]]
     ) -> Page:
-        """Request the page behind `page`, which is added to the listing meanwhile."""
+        """Request the page behind `page`, which `add` adds to the listing meanwhile."""
         failure: AisfsError
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_work, _size(page), partial(builder.add, page))
+            nursery.start_soon(add)
             try:
                 return await self._store.list_page(*directory, token=page.next_token)
             except AisfsError as error:  # out of the nursery it would come in a group
@@ -482,12 +700,19 @@ class Lister:
         raise failure
 
     async def _keep(
-        self, directory: DirectoryId, builder: ListingBuilder, asked: _Asked
+        self,
+        directory: DirectoryId,
+        builder: ListingBuilder,
+        asked: _Asked,
+        before: Listing | None,
+        arriving: Arriving | None,
     ) -> Dated[Listing]:
-        """Believe a listing from now on. Does not wait after that."""
+        """Believe a listing from now on, which was begun when `before` was the last. Does not wait after that."""
         while True:
+            if self._arriving.get(directory) is not arriving:
+                self._end(directory, self._arriving.get(directory))
             last = self.cache.last_listing(directory)
-            finish = partial(_finish, builder, last, self.overlay.order_of(directory))
+            finish = partial(_finish, builder, last, before)
             listing, changed = await _work(len(builder), finish)
             if self.cache.last_listing(directory) == last:
                 break  # else offsets could be used twice, or news be lost
@@ -496,12 +721,24 @@ class Lister:
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
             log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
-        kept = self.cache.keep_listing(directory, listing)
+        kept = self.cache.keep_listing(directory, listing, self._since(arriving))
         if changed:
             # What this mount shows already is no news.
             news = [n for n in changed if not self.overlay.shows(directory, listing, n)]
             self._hooks.listing_changed(*directory, news)
         return kept
+
+    def _since(self, arriving: Arriving | None) -> float:
+        """Return from when on a listing that is complete now is believed.
+
+        The time in which it waited for readers does not count. If that leaves enough, it is believed as long as what was given
+        of it: the kernel goes on with that then, since it tells listings apart by this time.
+        """
+        now = self._clock()
+        if arriving is None or arriving.listing is None:
+            return now
+        is_young = now - arriving.begun < self.list_ttl / 2
+        return arriving.begun if is_young else now - arriving.waited
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """Ask for one name, and believe the answer unless something is refreshed meanwhile."""

@@ -6,10 +6,13 @@ offsets hold good from one listing to the next.
 A directory whose listing is not in memory is listed while it is being opened, and not at its first
 READDIR: the kernel holds the directory's lock during READDIR, and with it every open and look-up in the
 directory would wait for the store. The handle then stands for the snapshot, until its first READDIR.
+
+In a mount that is only read nobody makes names in a directory, and READDIRs and look-ups share the kernel's lock. There a
+snapshot may be of a listing under way: a READDIR that has got all that came waits for the next page.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -52,6 +55,9 @@ class DirectoryHandle:
     objects: "Callable[[int, int], ObjectRun | None]" = lambda *_: None
     """The same of objects above the shards, for the dispatcher: those behind an offset, so many
     at most; None when the next entry has to be taken from `known`."""
+    more: "Callable[[int], Awaitable[DirectoryHandle]] | None" = None
+    """Of a listing under way: waits for what there is behind an offset, and returns the snapshot to go on with. Raises
+    AisfsError if the listing is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +145,14 @@ class DirectoryHandles:
             """Return what the kernel may keep only if nothing was refreshed since."""
             return found if validity.refreshes == refreshes else structs.replace(found, expires=0.0)
 
+        async def more(offset: int) -> DirectoryHandle:
+            assert children.more is not None, "the listing is under way"
+            others = await children.more(offset)
+            return self.of_children(ino, others) if others is not None else handle
+
         if self._overlay is not None:
             children = self._without_changes(ino, children, self._overlay)
-        return DirectoryHandle(
+        handle = DirectoryHandle(
             lambda offset: (
                 (found.offset, inodes.entry(current(found)), found.node)
                 for found in children.entries(offset)
@@ -151,7 +162,9 @@ class DirectoryHandles:
                 for found in children.entries(offset)
             ),
             objects=partial(self._run, ino, children, refreshes),
+            more=more if children.more is not None else None,
         )
+        return handle
 
     def _without_changes(self, ino: int, children: Children, overlay: Overlay) -> Children:
         """Leave out what this mount changes while the listing is read: the kernel would believe it."""

@@ -33,7 +33,7 @@ from aisfs.core.views.shuffled_tar import VirtualShard
 from aisfs.engine.dataset.merger import Merged, Merger
 from aisfs.engine.dataset.shard_set import FindShards, Shard, ShardSet
 from aisfs.engine.fetcher import ListingChanged
-from aisfs.engine.listing import Lister
+from aisfs.engine.listing import Arriving, Lister
 from aisfs.errors import BucketNotFound, NotFound, Unsupported
 from aisfs.filesystem.nodes import (
     DirectoryNode,
@@ -100,6 +100,9 @@ class Children:
     objects: Callable[[int, int], Objects | None] = lambda *_: None
     """Gives those behind an offset, so many at most, as far as they are objects that show as plain
     files; None when not even the first is."""
+    more: Callable[[int], Awaitable["Children | None"]] | None = None
+    """Of a listing under way: waits until it has more behind an offset, and returns None; or what to go on with, since it is
+    over. Raises AisfsError if it is not complete."""
 
 
 class Names(Protocol):
@@ -160,11 +163,23 @@ class _Alias:
 class Tree:
     """The directories above the shards."""
 
-    def __init__(self, lister: Lister, shards: Shards, is_archive: IsArchive | None = None) -> None:
+    def __init__(
+        self,
+        lister: Lister,
+        shards: Shards,
+        is_archive: IsArchive | None = None,
+        *,
+        writable: bool = True,
+    ) -> None:
         """Ask `lister`; show shards as `shards` says.
 
         With `is_archive` objects are opened up that do not have the name of a shard, but are one.
+
+        Where nothing can be changed here, directories are read while they are listed: in a mount that is `writable`, a READDIR
+        that waits for a page would hold up whoever makes names in the directory. And where shards have two names, a later page
+        may have an object of the second one.
         """
+        self._reads_pages = not writable and shards is not Shards.BOTH
         self._lister = lister
         self.shards = shards
         """How shards show."""
@@ -228,6 +243,11 @@ class Tree:
         match node:
             case RootNode() | ProviderNode():
                 return self._in_buckets(node, await self._lister.buckets.get())
+            case DirectoryNode(bucket, prefix) if self._reads_pages:
+                listing = await self._lister.first_names(bucket, prefix)
+                if isinstance(listing, Arriving):
+                    return self._arriving(node, ino, listing)
+                return self._in_listing(node, ino, listing)
             case DirectoryNode(bucket, prefix):
                 return self._in_listing(node, ino, await self._lister.directory(bucket, prefix))
             case RemovedDirectoryNode():
@@ -394,6 +414,22 @@ class Tree:
         objects = partial(self._objects, node.bucket, listing.value)
         self._lister.overlay.given((node.bucket, node.prefix), listing.value)
         return Children(entries, listing.expires, objects)
+
+    def _arriving(self, node: DirectoryNode, ino: int, arriving: Arriving) -> Children:
+        def entries(offset: int) -> Iterator[Found]:
+            return self._entries(node, ino, arriving.read(offset // 2), offset)
+
+        def objects(offset: int, most: int) -> Objects | None:
+            return self._objects(node.bucket, arriving.read(offset // 2).value, offset, most)
+
+        async def more(offset: int) -> Children | None:
+            if await arriving.more(offset // 2):
+                return None
+            # One that waited for its readers in vain is not left to their pace again.
+            whole = arriving.whole or await self._lister.directory(node.bucket, node.prefix)
+            return self._in_listing(node, ino, whole)
+
+        return Children(entries, arriving.expires, objects, more)
 
     def _entries(
         self, node: DirectoryNode, ino: int, dated: Dated[Listing], offset: int

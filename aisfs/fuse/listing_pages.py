@@ -163,10 +163,8 @@ def _pack(handle: DirectoryHandle, offset: int, size: int) -> Page | None:
         if singly is None:
             singly = handle.try_entries(offset)
         following, entry, node = next(singly, _END)
-        if node is None:
-            break
-        if entry is None:
-            if not packed:
+        if node is None or entry is None:
+            if not packed and (node is not None or handle.more is not None):
                 return None
             break
         one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)

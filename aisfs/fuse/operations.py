@@ -259,12 +259,29 @@ class Operations(pyfuse3.Operations):
         if self.lists_by_inode:
             await self._readdir_by_inode(InodeT(fh), start_id, token)
             return
-        await self._give_entries(self.handles.directory(fh), start_id, token)
+        handle, _ = await self._give_some(self.handles.directory(fh), start_id, token)
+        self.handles.replace(fh, handle)
 
     async def _readdir_by_inode(self, ino: InodeT, start_id: int, token: ReaddirToken) -> None:
-        handle = await self._unless_all_left(self._filesystem.directory(ino, start_id))
-        if not await self._give_entries(handle, start_id, token):
-            self._filesystem.snapshots.end(ino)
+        begun = await self._unless_all_left(self._filesystem.directory(ino, start_id))
+        some = False
+        try:
+            handle, some = await self._give_some(begun, start_id, token)
+            if handle is not begun:
+                self._filesystem.snapshots.begin(ino, handle)
+        finally:
+            if not some:
+                self._filesystem.snapshots.end(ino)
+
+    async def _give_some(
+        self, handle: DirectoryHandle, start_id: int, token: ReaddirToken
+    ) -> tuple[DirectoryHandle, bool]:
+        """Pack entries, as soon as there are any; return what they are from, and whether there are."""
+        some, seen = await self._give_entries(handle, start_id, token)
+        while not some and handle.more is not None:
+            handle = await self._unless_all_left(handle.more(seen))
+            some, seen = await self._give_entries(handle, seen, token)
+        return handle, some
 
     async def _unless_all_left(self, work: Awaitable[ResultT]) -> ResultT:
         with trio.CancelScope() as scope:
@@ -282,9 +299,9 @@ class Operations(pyfuse3.Operations):
 
     async def _give_entries(
         self, handle: DirectoryHandle, start_id: int, token: ReaddirToken
-    ) -> bool:
-        """Pack entries until the buffer is full; returns whether there was any, or `.` in place of none."""
-        some = False
+    ) -> tuple[bool, int]:
+        """Pack entries until the buffer is full; returns whether there was any, or `.` in place of none, and how far it looked."""
+        some, seen = False, start_id
         entries = handle.entries(start_id)
         if not start_id and self.lists_by_inode:
             entries = islice(entries, FIRST_ENTRIES)
@@ -293,15 +310,17 @@ class Operations(pyfuse3.Operations):
             if entry.bare and not self.lists_by_inode:  # nobody leaves the attributes out
                 found = await self._filesystem.find_sized(entry.name, node)
                 if found is None:
+                    seen = offset
                     continue
                 entry, node = found
             packed = entry_attributes(entry)
             if not pyfuse3.readdir_reply(token, FileNameT(entry.name), packed, offset):
-                return True
+                return True, seen
             if not entry.bare:
                 self._filesystem.inodes.remember(entry.attr.ino, node)
             some = True
-        return some or (not start_id and self._write is not None and give_dot(token))
+        some = some or (not start_id and self._write is not None and give_dot(token))
+        return some, seen
 
     async def releasedir(self, fh: FileHandleT) -> None:
         """Close a directory."""

@@ -360,7 +360,8 @@ async def _build(
     make = AttrMaker(setup.tree, time.time_ns())
     folders = ShardFolders(services.indexer, make)
     look_inside = services.indexer.forms.is_archive if setup.tree.magic else None
-    plain = Tree(services.lister, setup.tree.shards, look_inside)
+    writable = services.staging is not None
+    plain = Tree(services.lister, setup.tree.shards, look_inside, writable=writable)
     tree: Names = plain
     if isinstance(setup.source, DatasetSource):
         dataset = await build_dataset(setup, setup.source, services, launch.progress)
@@ -378,7 +379,7 @@ async def _build(
         clock=CLOCK,
         list_ttl=setup.tree.list_ttl,
         kernel=PyfuseKernel(),
-        overlay=services.lister.overlay if services.staging is not None else None,
+        overlay=services.lister.overlay if writable else None,
     )
     write = await build_write_layer(setup, services, filesystem, plain)
     launch.write = write

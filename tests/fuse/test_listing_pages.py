@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from aisfs.core.names.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem, InstantAnswers
+from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.fuse import abi
 from aisfs.fuse.handlers import Handlers
-from aisfs.fuse.listing_pages import AHEAD_SECONDS
+from aisfs.fuse.listing_pages import AHEAD_SECONDS, _pack
 from aisfs.settings import Shards
 from tests.filesystem.user import BUCKET, build, new_store
 
@@ -125,3 +126,16 @@ async def test_names_listed_before_a_refresh_are_not_kept(nursery: trio.Nursery)
     later = [timeout(whole) for page in pages for _, _, whole in entries(page)]
     assert later
     assert not any(later)
+
+
+def test_the_end_of_names_is_not_the_end():
+    """More of a listing under way may come after a READDIR has looked for names."""
+
+    async def more(offset: int) -> DirectoryHandle:
+        raise AssertionError("the trio thread waits for it")
+
+    handle = DirectoryHandle(lambda _: iter(()), lambda _: iter(()), more=more)
+    assert _pack(handle, 5, 4096) is None
+    page = _pack(DirectoryHandle(handle.entries, handle.try_entries), 5, 4096)
+    assert page is not None
+    assert page.data == b""

@@ -13,7 +13,7 @@ from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
 
-PAGES = 6
+PAGES = 10
 PAGE = 10_000
 SLOW = {"action": "stall", "seconds": 0.5, "times": -1, "match": {"path_contains": "/v1/buckets/b"}}
 
@@ -37,8 +37,8 @@ def test_it_ends_with_its_last_reader(many: Path, mountpoint: Path, options: lis
         def pages() -> int:
             return server.requests().get("list_page", 0)
 
-        def listing() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(["ls", "-U", mountpoint / "many"], stdout=subprocess.PIPE)
+        def listing(to: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(["ls", "-U", mountpoint / "many"], stdout=to)
 
         assert (mountpoint / "many").is_dir()
         server.faults([SLOW])
@@ -47,14 +47,17 @@ def test_it_ends_with_its_last_reader(many: Path, mountpoint: Path, options: lis
             assert eventually(lambda: pages() > before + 2)
             ls.send_signal(signal.SIGINT)
             assert ls.wait(20) == -signal.SIGINT
-        time.sleep(1.5)  # for the page that was under way
-        left = pages()
-        assert left < before + PAGES
-        time.sleep(2.5)  # in which there would be more
-        assert pages() == left
+
+        def rests() -> bool:
+            seen = pages()
+            time.sleep(2.5)  # in which there would be more
+            return pages() == seen
+
+        assert eventually(rests)
+        assert pages() < before + PAGES, "it asks no further than a little ahead of its reader"
         before = pages()
-        with listing() as ls, listing() as other:
-            assert eventually(lambda: pages() > before + 2)
+        with listing() as ls, listing(subprocess.PIPE) as other:
+            assert eventually(lambda: pages() > before)
             ls.send_signal(signal.SIGINT)
             listed, _ = other.communicate(timeout=60)
             assert len(listed.splitlines()) == PAGES * PAGE

@@ -35,6 +35,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from itertools import islice
 
 from aisfs.errors import InvalidName, NameTooLong, ProtocolError, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
@@ -496,6 +497,47 @@ class Listing:
         return self._offsets[start : start + len(objects)], names[: len(objects)], objects
 
 
+class ArrivingListing(Listing):
+    """The objects of a listing under way, with the offsets that they have in the end.
+
+    Directories come with the end: whether there is anything in them is asked then. So do all objects from the first page
+    on that brings others than came next in the listing before. One thread adds names, others read meanwhile.
+    """
+
+    __slots__ = ("_before", "_fits")
+
+    def __init__(self, objects: dict[bytes, Listed], before: Listing | None) -> None:
+        """Begin with none of `objects`, which grow; the listing is going to be ordered like `before`."""
+        super().__init__({}, Counter())
+        self._entries = objects
+        self._before = before.order if before is not None else ([], [])
+        self._fits = True
+
+    def grow(self, new: list[bytes]) -> None:
+        """Add the names of a page."""
+        names, offsets = self._before
+        start = len(self._names)
+        following = names[start : start + len(new)]
+        self._fits = self._fits and following == new[: len(following)]
+        if not self._fits:
+            return
+        # First the offsets: readers look only for those of names.
+        self._offsets.extend(offsets[start : start + len(following)])
+        free = self._offsets[-1] + 1 if self._offsets else 1
+        self._offsets.extend(range(free, free + len(new) - len(following)))
+        self._names.extend(new)
+
+    def read_at(self, offset: int) -> int:
+        """Return how many names lie before an offset, or at it."""
+        return bisect_right(self._offsets, offset, hi=len(self._names))
+
+    def so_far(self) -> Listing:
+        """Return what there is as a listing of its own, for a later one to be ordered like."""
+        listing = Listing({name: self._entries[name] for name in self._names}, Counter())
+        listing._offsets, listing.is_first = self._offsets[:], False
+        return listing
+
+
 class ListingBounds:
     """Ends a listing that makes no progress, or that is too large for memory."""
 
@@ -536,6 +578,12 @@ class ListingBuilder:
         self._directories: dict[bytes, Listed] = {}
         self._objects: dict[bytes, Listed] = {}
         self._refused: Counter[Refusal] = Counter()
+        self._arriving: ArrivingListing | None = None
+
+    def show(self, before: Listing | None) -> ArrivingListing:
+        """Return what there is so far, which grows; to be ordered like `before`. Called before anything is added."""
+        self._arriving = ArrivingListing(self._objects, before)
+        return self._arriving
 
     def __len__(self) -> int:
         return len(self._directories) + len(self._objects)
@@ -565,6 +613,13 @@ class ListingBuilder:
 
     def add(self, page: Page) -> None:
         """Add the next page."""
+        known = len(self._objects)
+        self._add(page)
+        if self._arriving is not None:
+            new = list(islice(reversed(self._objects), len(self._objects) - known))
+            self._arriving.grow(_listed(reversed(new)))
+
+    def _add(self, page: Page) -> None:
         for whole in page.directories:
             name = entry_name(self._prefix, whole)
             if name == UNLISTED:  # whatever is wanted
