@@ -33,7 +33,14 @@ from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.mount.services import Services, open_services
 from aisfs.mount.setup import SourceSetup, is_local, load, load_cluster, read_shards
-from aisfs.settings import CacheSettings, ClusterSettings, KeyRule, TreeSettings, ViewSettings
+from aisfs.settings import (
+    CacheSettings,
+    ClusterSettings,
+    KeyRule,
+    TransformSettings,
+    TreeSettings,
+    ViewSettings,
+)
 from aisfs.stores.pipeline import all_of
 from aisfs.stores.registry import direct_bucket, kind_of
 from aisfs.system.forks import can_fork, in_child
@@ -68,6 +75,8 @@ class Setup:
             TypeError: there is no such option.
         """
         unknown = [name for name in self.settings if not any(name in k.options for k in _KINDS)]
+        if any(name in TransformSettings.options for name in unknown):
+            raise TypeError(f"{unknown[0]}: give the shards of a mount that has this option")
         if unknown:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         settings = {"memory_limit": MEMORY, **self.settings}

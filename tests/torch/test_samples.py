@@ -312,6 +312,8 @@ def test_what_is_not_there_is_an_error(base: Path, tmp_path: Path):
         ShardSamples(tmp_path / "none-{0..3}.tar", cache_dir=tmp_path)
     with pytest.raises(TypeError, match="no such options: chache_dir"):
         ShardSamples(base, chache_dir=tmp_path)
+    with pytest.raises(TypeError, match="etl: give the shards of a mount that has this option"):
+        ShardSamples(base, etl="resize")
     with pytest.raises(ValueError, match="at least one shard is open, not 0"):
         ShardSamples(base, open_shards=0)
     with pytest.raises(ConfigError, match="--cache-size"):
