@@ -119,7 +119,7 @@ def test_what_a_loader_reads_was_announced(
         all_followed(mount, before)
 
 
-def test_samples_of_shards_in_a_mount_are_announced(tmp_path: Path):
+def test_samples_of_shards_in_a_mount_are_announced(tmp_path: Path, data: Any):
     """With all members of each, in the order in which they are read."""
     (tmp_path / "store" / "b").mkdir(parents=True)
     (tmp_path / "mnt").mkdir()
