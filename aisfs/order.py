@@ -42,7 +42,7 @@ def numbers_of(paths: Iterable[str], missing: list[str] | None = None) -> "array
     found = array("Q", bytes(8 * count))
     for directory, files in names.items():
         numbers: dict[str, int] = {}
-        if len(files) > _FEW:
+        if len(files) > _FEW and (missing is None or os.path.isdir(directory or ".")):
             with os.scandir(directory or ".") as entries:
                 numbers = {entry.name: entry.inode() for entry in entries}
             some = files[:: len(files) // _COMPARED]
@@ -55,7 +55,7 @@ def numbers_of(paths: Iterable[str], missing: list[str] | None = None) -> "array
                 path = os.path.join(directory, name)
                 try:
                     number = os.stat(path).st_ino
-                except FileNotFoundError:
+                except (FileNotFoundError, NotADirectoryError):
                     if missing is None:
                         raise
                     missing.append(path)

@@ -44,6 +44,15 @@ _LOOK_SECONDS = 0.01
 _opening = ranked_lock(Rank.CACHE_DIRECT_WRITES)
 
 
+def _replace_lock() -> None:
+    """Have a lock in a forked process that no thread of its parent holds."""
+    global _opening
+    _opening = ranked_lock(Rank.CACHE_DIRECT_WRITES)
+
+
+os.register_at_fork(after_in_child=_replace_lock)
+
+
 class SegmentFile:
     """An open and mapped file. It is closed when nothing refers to it or a view of it any more."""
 

@@ -95,7 +95,7 @@ def _print_summary(summary: "Summary") -> int:
     click.echo(f"{shards}, {objects}, {summary.size} bytes read")
     said = [_shortfall(summary)] if not summary.complete else []
     if summary.left:
-        said.append(f"the disk cache is full: {counted(summary.left, 'file')} not read")
+        said.append(f"the disk cache takes no more: {counted(summary.left, 'file')} not read")
     if summary.missing:
         said.append(f"{counted(summary.missing, 'name')} left out: there is no such file or sample")
     for each in (*said, *(escaped(str(failure)) for failure in summary.failures)):

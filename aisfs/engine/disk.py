@@ -61,11 +61,14 @@ def look(part: Part, opened: OpenObject) -> Missing:
 
 
 def look_for_all(parts: list[Retained]) -> list[Missing | None]:
-    """Do that for many parts in one worker thread; None for what has to be looked for once more, by itself."""
+    """Do that in one worker thread for those of many parts that are wholly missing; None for the others, each of which is
+    read from the disk in a thread of its own."""
     found: list[Missing | None] = []
     for part, opened in parts:
+        cache, entry = opened.cache, opened.entry
         try:
-            found.append(look(part, opened))
+            gaps = cache.missing(entry, part.range) if cache and entry else [part.range]
+            found.append(look(part, opened) if gaps == [part.range] else None)
         except Exception:  # the second look runs into it too, and says so
             log.debug("%s: looked for once more", opened.info.key, exc_info=True)
             found.append(None)

@@ -14,6 +14,7 @@ disk again. One thread does this, and gets the parts nearly in order.
 
 import logging
 import mmap
+import os
 import time
 import weakref
 from bisect import bisect_left, bisect_right, insort
@@ -58,6 +59,15 @@ Received = Data | Exception | None
 
 _arrivals = ranked_lock(Rank.ARRIVALS)
 """Guards the waiting readers of all parts together."""
+
+
+def _replace_lock() -> None:
+    """Have a lock in a forked process that no thread of its parent holds."""
+    global _arrivals
+    _arrivals = ranked_lock(Rank.ARRIVALS)
+
+
+os.register_at_fork(after_in_child=_replace_lock)
 
 
 class _Room:

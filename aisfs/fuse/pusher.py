@@ -115,6 +115,8 @@ class Pusher:
         """Those that may have something to push."""
         self._stalled: dict[int, _Shard] = {}
         """Those that wait for bytes."""
+        self._landings = 0
+        """Another number after each time that bytes have landed."""
         self._listed: OrderedDict[int, _Shard] = OrderedDict()
         """Those that were listed, and wait for a reader."""
         self._listed_bytes = 0
@@ -145,6 +147,7 @@ class Pusher:
     @any_thread
     def landed(self) -> None:
         """More bytes are there than before, of whatever object."""
+        self._landings += 1  # before looking at those that wait; see `_push`
         if self._stalled:
             self._tell(self._on_landed, 0)
 
@@ -263,6 +266,7 @@ class Pusher:
         if shard is None:
             self._work_off()
             return
+        landings = self._landings
         stored, unknown, missing = self._store(shard, batch)
         with self._books:
             reader = shard.decide.settle(stored, unknown, missing=missing)
@@ -271,6 +275,9 @@ class Pusher:
                 self._note_ahead(shard)
                 if shard.decide.stalled:
                     self._stalled[shard.first] = shard
+                    # What landed since the look was told to nobody.
+                    if self._landings != landings and shard.decide.landed():
+                        self._ready[shard.first] = shard
         for row in left_out:
             self._members.will_be_read(shard.members, row)
         if reader is not None:

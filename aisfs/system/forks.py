@@ -7,6 +7,7 @@ none of these threads, and cannot begin others: a call would wait forever.
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from aisfs.errors import AisfsError
@@ -42,10 +43,11 @@ def in_child(work: Callable[[], T]) -> T:
     try:
         with open(reading, "rb") as pipe:
             found, error = pickle.load(pipe)
-    except EOFError:
+    except (EOFError, pickle.UnpicklingError):
         raise AisfsError("a process that was to look for something has ended") from None
     finally:
-        os.waitpid(child, 0)
+        with suppress(ChildProcessError):  # the program ignores SIGCHLD
+            os.waitpid(child, 0)
     if error is not None:
         raise error
     return found  # type: ignore[no-any-return]

@@ -99,13 +99,15 @@ class ShardSamples(Generic[T]):
         """Return a directory of the mount that is read, and the inode numbers of the files of each sample.
 
         Raises:
-            NotAnnounced: not all shards are read through a mount.
+            NotAnnounced: not all shards are read through one mount.
         """
         from aisfs.torch import reading
 
         outside = next((shard.url for shard in self._shards if not shard.folder), None)
         if outside is not None:
             raise NotAnnounced(f"{outside} is read without a mount, and there is none to be told")
+        if len({os.stat(shard.folder).st_dev for shard in self._shards}) > 1:
+            raise NotAnnounced("its shards are in several mounts, and an order is for one")
         place = os.path.dirname(self._shards[0].folder)
         return place, reading.numbers_of_members(self._shards)
 

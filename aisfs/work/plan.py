@@ -83,7 +83,7 @@ def paths_of(place: Path, file: str) -> tuple[list[str], int]:
     paths = [known[number] for number in numbers if number in known]
     if not paths:
         raise ConfigError(f"{file}: it names no file in {place}")
-    return paths, len(numbers) - len(paths)
+    return paths, len(set(numbers) - known.keys())
 
 
 def plans(mountpoint: Path) -> list[dict[str, Any]]:
@@ -149,7 +149,8 @@ def _named(place: Path, file: str, data: bytes) -> _Named:
 
 def mount_of(place: Path) -> Path:
     """Return the mount that a directory is in."""
-    for above in (place, *place.absolute().parents):
+    place = place.resolve()
+    for above in (place, *place.parents):
         if os.path.ismount(above):
             return our_mount(above)
     return our_mount(place)
@@ -249,9 +250,10 @@ def _files_by_number(place: Path, wanted: set[int]) -> dict[int, str]:
                 if entry.is_dir(follow_symlinks=False):
                     if slot_of(number) == number or slot_of(number) in shards:
                         left.append(entry.path)
-                elif number in wanted:
+                    continue
+                if number in wanted:
                     found[number] = entry.path
-                elif is_shard(os.fsencode(entry.name)) and _slot_of(folder) in shards:
+                if is_shard(os.fsencode(entry.name)) and _slot_of(folder) in shards:
                     left.append(folder)
     return found
 

@@ -5,6 +5,7 @@ needs no mount: it uses the services of one, so a later mount with the same cach
 """
 
 import os
+import stat
 import threading
 import time
 from collections import Counter
@@ -156,7 +157,14 @@ def planned_items(path: Path, file: str, summary: Summary) -> list[Item]:
     if not read_counters(mount_of(path)).value(_LIMIT):
         raise ConfigError(f"--plan: the mount of {path} has no disk cache")
     paths, summary.missing = paths_of(path, file)
-    return [Item(os.fsencode(p), None, os.stat(p).st_size) for p in dict.fromkeys(paths)]
+    device, items = path.stat().st_dev, []
+    for each in dict.fromkeys(paths):
+        about = os.stat(each)
+        if about.st_dev == device and stat.S_ISREG(about.st_mode):
+            items.append(Item(os.fsencode(each), None, about.st_size))
+        else:
+            summary.missing += 1
+    return items
 
 
 class Room:

@@ -540,6 +540,35 @@ async def test_small_objects_in_memory_count_with_all_they_cost():
         assert 0 < len(setup.fetcher._retained._only) * 1940 <= limit  # what one was seen to take
 
 
+async def written(cache: FakeCache, objects: int) -> None:
+    while len(cache.valid) < objects:  # noqa: ASYNC110 (a thread writes them)
+        await trio.sleep(0.001)
+
+
+async def test_objects_of_a_batch_that_are_on_disk_are_read_there_some_at_once():
+    store = MemoryStore(sink_in_thread=False, batches=True)
+    store.add_bucket(BUCKET)
+    infos = [store.put(BUCKET, str(number), bytes([number]) * 1000) for number in range(20)]
+    whole, cache = ByteRange(0, 1000), FakeCache()
+    cache.copied = lambda *_: None  # so that a thread has to look
+    async with fetcher_of(store, cache=cache) as (fetcher, _):
+        objects = [fetcher.open(BUCKET, info) for info in infos]
+        for opened in objects:
+            await fetcher.start(opened, whole).wait()
+        await written(cache, 20)
+        together_there = threading.Barrier(4)
+
+        def read(entry, wanted, room=None):
+            together_there.wait(20)
+            return FakeCache.read(cache, entry, wanted, room)
+
+        cache.read = read
+        with fetcher.gathering() as together:
+            readings = [fetcher.start(opened, whole, together) for opened in objects]
+        assert [await each.wait() for each in readings] == [bytes([n]) * 1000 for n in range(20)]
+    assert store.calls["read_many"] == 0
+
+
 async def test_what_is_on_disk_does_not_wait_for_the_batch_that_brings_the_rest():
     asked, answered = trio.Event(), trio.Event()
 
@@ -556,7 +585,7 @@ async def test_what_is_on_disk_does_not_wait_for_the_batch_that_brings_the_rest(
     async with fetcher_of(store, cache=cache) as (fetcher, _):
         objects = [fetcher.open(BUCKET, info) for info in infos]
         await fetcher.start(objects[3], whole).wait()
-        await trio.testing.wait_all_tasks_blocked()  # until it is written
+        await written(cache, 1)
         with fetcher.gathering() as together:
             readings = [fetcher.start(opened, whole, together) for opened in objects]
         await asked.wait()

@@ -382,6 +382,27 @@ def test_readers_wait_for_bytes_and_order_hears_of_it():
     assert not members.told[-1][2]
 
 
+def test_bytes_that_land_while_the_pusher_finds_them_missing_are_not_forgotten():
+    shard = Shard([1000] * 500)
+    shard.landed = 40 * 1536
+    pusher, sender, members = make((FIRST, shard))
+
+    def stored(shard: Shard, wanted: ByteRange) -> memoryview | None:
+        found = Members.stored(members, shard, wanted)
+        if found is None:
+            shard.landed = len(shard.tar)
+            pusher.landed()
+        return found
+
+    members.stored = stored  # type: ignore[method-assign]
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    for row in range(40):
+        read(pusher, sender, member_number(FIRST, row))
+        sender.run()
+    assert max(check(sender, FIRST, shard)) >= 40
+
+
 def test_the_reader_not_seen_for_longest_makes_room():
     one, two = Shard([4000] * 500), Shard([4000] * 500)
     pusher, sender, _ = make((FIRST, one), (SECOND, two), room=20 * 4096)
