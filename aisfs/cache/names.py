@@ -109,11 +109,12 @@ class MetadataCache:
                 self._listings[directory] = dated
         return dated
 
-    def keep_order(self, directory: DirectoryId, listing: Listing) -> None:
-        """Keep what the next listing of a directory is ordered like, and what nobody may believe."""
+    def keep_order(self, directory: DirectoryId, listing: Listing, *, dropped: bool) -> None:
+        """Keep what the next listing of a directory is ordered like, and what nobody may believe, or it has been `dropped`."""
         if len(listing) < LISTED_ENTRIES_MAX:
+            expires = float("-inf") if dropped else self._clock() - 1
             with self._lock:
-                self._listings[directory] = Dated(listing, self._clock() - 1)
+                self._listings[directory] = Dated(listing, expires)
 
     def found(self, name: NameId) -> Dated[Listed] | None:
         """Return what a single lookup of a name found, unless that has expired."""

@@ -140,6 +140,8 @@ PAGES_AHEAD = 3
 for the store unless they are faster."""
 UNASKED_SECONDS = 60.0
 """How long a listing waits for readers: a program looks at a thousand names between two questions."""
+SHARED_SECONDS = 1.0
+"""How long others join a listing under way at least, whatever the time to live."""
 WAITING_MAX = 16
 """Listings that wait so: at least 20 MB each with pages of 10,000 names."""
 
@@ -156,6 +158,8 @@ class Arriving:
         """What has come; None before the first of several pages."""
         self.begun = self.expires = 0.0
         """When names began to come, and until when they may be believed."""
+        self.shared_until = float("inf")
+        """Until when others may join it who have not read of it yet."""
         self.whole: Dated[Listing] | None = None
         """In the end all there is."""
         self.error: Exception | None = None
@@ -336,7 +340,7 @@ class Lister:
         believed = self.cache.listing(directory)
         if believed is not None:
             return believed
-        arriving = self._arriving.get(directory)
+        arriving = self._shared(directory)
         if arriving is None:
             if directory in self._listings:  # somebody waits for all of it
                 return await self.directory(bucket, prefix)
@@ -345,6 +349,14 @@ class Lister:
         if await arriving.more(0):
             return arriving
         return arriving.whole or await self.directory(bucket, prefix)
+
+    def _shared(self, directory: DirectoryId) -> Arriving | None:
+        """Return the listing under way, unless it waited so long for its readers that nobody else may believe it."""
+        arriving = self._arriving.get(directory)
+        if arriving is None or self._clock() < arriving.shared_until:
+            return arriving
+        self._end(directory, arriving)
+        return None
 
     async def _arrive(self, directory: DirectoryId, arriving: Arriving) -> None:
         try:
@@ -367,7 +379,8 @@ class Lister:
         """Have later listings keep the offsets of what was given of one that is not completed."""
         last, given = self.cache.last_listing(directory), arriving.listing
         if given is not None and (last is None or len(last.value) < len(given)):
-            self.cache.keep_order(directory, given.so_far())
+            dropped = last is not None and last.expires == float("-inf")
+            self.cache.keep_order(directory, given.so_far(), dropped=dropped)
 
     @any_thread
     def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
@@ -546,7 +559,7 @@ class Lister:
         return None
 
     async def _list(self, directory: DirectoryId) -> Dated[Listing]:
-        while (arriving := self._arriving.get(directory)) is not None:
+        while (arriving := self._shared(directory)) is not None:
             await arriving.until_over()
             if arriving.whole is not None:
                 return arriving.whole
@@ -572,6 +585,8 @@ class Lister:
             return None
         arriving = self._arriving.get(directory)
         if arriving is not None and arriving.listing is not None:  # with other offsets, perhaps
+            return None
+        if self.cache.last_listing(directory) is not None:  # meanwhile, and so may that
             return None
         return self.cache.keep_listing(directory, found[0], self._clock() - found[1])
 
@@ -634,11 +649,14 @@ class Lister:
         if arriving is not None and page.next_token:
             arriving.begun = self._clock()
             arriving.expires = arriving.begun + self.list_ttl
+            arriving.shared_until = arriving.begun + max(self.list_ttl, SHARED_SECONDS)
             arriving.listing = builder.show(before)
 
         async def add() -> None:
+            known = builder.objects
             await _work(_size(page), partial(builder.add, page))
-            if arriving is not None and arriving.listing is not None:
+            if arriving is not None and arriving.listing is not None and not arriving.over.is_set():
+                builder.shown(arriving.listing, known)
                 arriving.page_came()
 
         while page.next_token:
@@ -714,21 +732,39 @@ class Lister:
             last = self.cache.last_listing(directory)
             finish = partial(_finish, builder, last, before)
             listing, changed = await _work(len(builder), finish)
-            if self.cache.last_listing(directory) == last:
+            others = self._arriving.get(directory) not in (None, arriving)
+            if self.cache.last_listing(directory) == last and not others:
                 break  # else offsets could be used twice, or news be lost
         if asked.refreshes != self._refreshes:
             return Dated(listing, self._clock())
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
             log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
-        kept = self.cache.keep_listing(directory, listing, self._since(arriving))
+        shown = arriving.listing.given(builder.ambiguous) if arriving and arriving.listing else []
+        changed += [name for name in shown if listing[name] is None]  # they were given as files
+        since = self._since(arriving, is_as_given=not changed)
+        if arriving is not None and self._is_overtaken(directory, listing, asked):
+            since = float("-inf")
+        kept = self.cache.keep_listing(directory, listing, since)
         if changed:
             # What this mount shows already is no news.
             news = [n for n in changed if not self.overlay.shows(directory, listing, n)]
             self._hooks.listing_changed(*directory, news)
         return kept
 
-    def _since(self, arriving: Arriving | None) -> float:
+    def _is_overtaken(self, directory: DirectoryId, listing: Listing, asked: _Asked) -> bool:
+        """Return whether newer answers contradict a listing that was asked for then."""
+        if self._dropped >= asked.since:
+            return True
+        if directory[0].hides_names:
+            return False
+        names = self._single_lookups.get(directory, [])
+        found = ((name, self.cache.found((*directory, name))) for name in names)
+        return any(
+            dated is not None and not _agree(listing, name, dated.value) for name, dated in found
+        )
+
+    def _since(self, arriving: Arriving | None, *, is_as_given: bool) -> float:
         """Return from when on a listing that is complete now is believed.
 
         The time in which it waited for readers does not count. If that leaves enough, it is believed as long as what was given
@@ -738,7 +774,7 @@ class Lister:
         if arriving is None or arriving.listing is None:
             return now
         is_young = now - arriving.begun < self.list_ttl / 2
-        return arriving.begun if is_young else now - arriving.waited
+        return arriving.begun if is_young and is_as_given else now - arriving.waited
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """Ask for one name, and believe the answer unless something is refreshed meanwhile."""
@@ -811,6 +847,16 @@ def _finish(
     if last.expires != float("-inf"):  # its time was over: nobody believes it any more
         return listing, []
     return listing, listing.changes_since(last.value)
+
+
+def _agree(listing: Listing, name: bytes, found: Listed) -> bool:
+    """Return whether a name is listed as what a look-up found."""
+    if name not in listing:
+        return False
+    listed = listing[name]
+    if listed is None or found is None:
+        return listed is found
+    return listed.same_content(found) or not (listed.is_sized and found.is_sized)
 
 
 def _in_listing(listed: Dated[Listing], name: bytes) -> Dated[Listed] | None:

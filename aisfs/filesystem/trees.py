@@ -169,17 +169,16 @@ class Tree:
         shards: Shards,
         is_archive: IsArchive | None = None,
         *,
-        writable: bool = True,
+        reads_pages: bool = False,
     ) -> None:
         """Ask `lister`; show shards as `shards` says.
 
         With `is_archive` objects are opened up that do not have the name of a shard, but are one.
 
-        Where nothing can be changed here, directories are read while they are listed: in a mount that is `writable`, a READDIR
-        that waits for a page would hold up whoever makes names in the directory. And where shards have two names, a later page
-        may have an object of the second one.
+        If it `reads_pages`, directories are read while they are listed. Not where shards have two names: a later page may have an
+        object of the second one.
         """
-        self._reads_pages = not writable and shards is not Shards.BOTH
+        self._reads_pages = reads_pages and shards is not Shards.BOTH
         self._lister = lister
         self.shards = shards
         """How shards show."""

@@ -259,8 +259,7 @@ class Operations(pyfuse3.Operations):
         if self.lists_by_inode:
             await self._readdir_by_inode(InodeT(fh), start_id, token)
             return
-        handle, _ = await self._give_some(self.handles.directory(fh), start_id, token)
-        self.handles.replace(fh, handle)
+        await self._give_entries(self.handles.directory(fh), start_id, token)
 
     async def _readdir_by_inode(self, ino: InodeT, start_id: int, token: ReaddirToken) -> None:
         begun = await self._unless_all_left(self._filesystem.directory(ino, start_id))

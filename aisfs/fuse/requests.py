@@ -344,11 +344,6 @@ class HandleTable:
         ino = object_of(number)
         return self._opened.get(number) if ino is None else OpenFile(ino, None)
 
-    def replace(self, number: int, directory: DirectoryHandle) -> None:
-        """Go on with another snapshot, unless the directory was closed meanwhile."""
-        if number in self._opened:
-            self._opened[number] = directory
-
     def directory(self, number: int) -> DirectoryHandle:
         """Return the open directory that has a number."""
         opened = self.get(number)

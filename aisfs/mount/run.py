@@ -361,7 +361,10 @@ async def _build(
     folders = ShardFolders(services.indexer, make)
     look_inside = services.indexer.forms.is_archive if setup.tree.magic else None
     writable = services.staging is not None
-    plain = Tree(services.lister, setup.tree.shards, look_inside, writable=writable)
+    # A READDIR that waits for a page would hold up whoever makes names in the directory; and without the fast path, nobody tells
+    # us whose READDIR it is, to end it with its caller.
+    reads_pages = not writable and setup.kernel.fastpath
+    plain = Tree(services.lister, setup.tree.shards, look_inside, reads_pages=reads_pages)
     tree: Names = plain
     if isinstance(setup.source, DatasetSource):
         dataset = await build_dataset(setup, setup.source, services, launch.progress)

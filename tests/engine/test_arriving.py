@@ -9,6 +9,7 @@ import trio
 
 from aisfs.cache.names import MetadataCache
 from aisfs.core.names.listing import ArrivingListing, Listing
+from aisfs.engine.fetcher import Hooks
 from aisfs.engine.listing import (
     PAGES_AHEAD,
     SINGLE_LOOKUPS,
@@ -57,10 +58,10 @@ class Pages(MemoryStore):
             await settled(50)
 
 
-def make(store, nursery, *, list_ttl=60.0, clock=trio.current_time):
+def make(store, nursery, *, list_ttl=60.0, clock=trio.current_time, hooks=None):
     cache = MetadataCache(attr_ttl=60.0, list_ttl=list_ttl, negative_ttl=5.0, clock=clock)
     return Lister(
-        store, cache, nursery, list_ttl=list_ttl, clock=clock, metrics=Metrics()
+        store, cache, nursery, list_ttl=list_ttl, clock=clock, metrics=Metrics(), hooks=hooks
     )  # fmt: skip
 
 
@@ -308,15 +309,96 @@ async def test_directories_come_with_the_end(store, nursery):
     names = fill(store, 30)
     for n in range(0, 30, 7):
         store.put(BUCKET, f"{n:03}-/below", b"x")
-    store.put(BUCKET, "001/below", b"x")  # a file that turns out to be a directory, too
+    store.put(BUCKET, "021/below", b"x")  # a file and a directory, on one page
     lister = make(store, nursery)
     reader = await begun(store, nursery, Reader(lister))
-    assert all(listed for _, _, listed in reader.listing.read(0).value.after(0))
     store.open()
+    await settled()
+    assert all(listed for _, _, listed in reader.listing.read(0).value.after(0))
+    assert b"020" not in reader.take().names, "nothing of that page is given"
     await reader.rest()
     assert len(set(reader.names)) == len(reader.names)
     assert set(reader.names) == {*names, *(b"%03d-" % n for n in range(0, 30, 7))}
+    assert reader.listing.value[b"021"] is None
+
+
+async def test_a_file_that_turns_out_to_be_a_directory_is_told(store, nursery):
+    told = []
+    hooks = Hooks(listing_changed=lambda bucket, prefix, names: told.append(names))
+    fill(store, 30)
+    for n in range(20):
+        store.put(BUCKET, f"001-{n:02}", b"x")
+    store.put(BUCKET, "001/below", b"x")  # two pages behind the file
+    reader = await begun(store, nursery, Reader(make(store, nursery, hooks=hooks)))
+    given = reader.listing
+    assert given.listing[b"001"] is not None
+    store.open()
+    await reader.rest()
     assert reader.listing.value[b"001"] is None
+    assert told == [[b"001"]]
+    assert reader.listing.expires != given.expires, "the kernel must not take one for the other"
+
+
+@pytest.mark.parametrize("list_ttl", [60, 0])
+async def test_nobody_joins_a_listing_that_has_waited_too_long(store, nursery, list_ttl):
+    now = [0.0]
+    names = fill(store, 95)
+    lister = make(store, nursery, clock=lambda: now[0], list_ttl=list_ttl)
+    old = await begun(store, nursery, Reader(lister))
+    old.take()
+    store.open()
+    await settled()
+    now[0] = 61
+    store.put(BUCKET, "0005", b"x")
+    new = await (await Reader(lister).begin()).rest()
+    assert set(new.names) == {*names, b"0005"}
+    await old.rest()
+    assert len(set(old.names)) == len(old.names)
+    assert set(old.names) >= set(names)
+
+
+async def test_lookups_do_not_believe_a_listing_that_has_waited_too_long(store, nursery):
+    now = [0.0]
+    fill(store, 95)
+    lister = make(store, nursery, clock=lambda: now[0])
+    await begun(store, nursery, Reader(lister))
+    store.open()
+    await settled()
+    now[0] = 61
+    store.put(BUCKET, "0005", b"x")
+    for n in range(SINGLE_LOOKUPS + 1):
+        assert await lister.find(BUCKET, "", b"%03d" % n)
+    assert await lister.find(BUCKET, "", b"0005")
+
+
+@pytest.mark.parametrize("how", ["new", "changed"])
+async def test_what_was_found_meanwhile_does_not_disappear(store, nursery, how):
+    names = fill(store, 95)
+    lister = make(store, nursery)
+    reader = await begun(store, nursery, Reader(lister))
+    store.open()
+    assert (await lister.find(BUCKET, "", b"003")).value.size == 1
+    name = b"0005" if how == "new" else b"003"
+    store.put(BUCKET, name.decode(), b"xyz")
+    if how == "changed":
+        lister.drop(BUCKET, "", name)
+    assert (await lister.find(BUCKET, "", name)).value.size == 3
+    await reader.rest()
+    assert set(reader.names) == set(names)
+    assert (await lister.find(BUCKET, "", name)).value.size == 3
+
+
+async def test_a_refresh_of_what_was_given_in_part_makes_no_news(store, nursery):
+    told = []
+    hooks = Hooks(listing_changed=lambda bucket, prefix, names: told.append(names))
+    fill(store, 95)
+    lister = make(store, nursery, hooks=hooks)
+    (await begun(store, nursery, Reader(lister))).take()
+    await lister.refresh(None)
+    store.delete(BUCKET, "002")
+    store.open()
+    await (await Reader(lister).begin()).rest()
+    assert told == [[b"002"]]
 
 
 async def test_a_refresh_meanwhile(store, nursery):
@@ -432,7 +514,7 @@ def test_offsets_keep_the_order_before(seed):
     at = 0
     while at < len(new):
         size = chance.randrange(1, 6)
-        listing.grow(new[at : at + size])
+        listing.grow(new[at : at + size], fit=True)
         at += size
     shown = [(name, offset) for offset, name, _ in listing.after(0)]
     whole = Listing(dict.fromkeys(new), Counter(), Listing.of_order(before, offsets))

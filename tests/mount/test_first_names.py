@@ -18,7 +18,6 @@ from tests.support.mounts import Mount, eventually, mounted, run
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
-BOTH_WAYS = True
 
 PAGES = 7
 COUNT = PAGES * 10_000 - 1000

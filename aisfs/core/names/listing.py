@@ -387,7 +387,7 @@ Wanted = Callable[[str], bool]
 class Listing:
     """One complete listing; once built, nothing of it changes but that sizes become known."""
 
-    __slots__ = ("_entries", "_names", "_offsets", "is_first", "refused")
+    __slots__ = ("_entries", "_names", "_offsets", "is_first", "is_part", "refused")
 
     def __init__(
         self,
@@ -401,6 +401,8 @@ class Listing:
         """How many keys are not shown, by reason."""
         self.is_first = previous is None
         """Whether its order is the store's, and owes nothing to listings before."""
+        self.is_part = False
+        """Whether it is what was given of a listing that was not completed: other names are no news."""
         if previous is None:
             self._names = _listed(entries)
             self._offsets = array("Q", range(1, len(self._names) + 1))
@@ -471,8 +473,10 @@ class Listing:
     def changes_since(self, previous: "Listing") -> list[bytes]:
         """Return the names that are new, gone, or of another version than in `previous`."""
         ours, theirs = self._entries, previous._entries
-        changed = [n for n, listed in ours.items() if n not in theirs or theirs[n] != listed]
-        return changed + [name for name in theirs if name not in ours]
+        gone = [name for name in theirs if name not in ours]
+        if previous.is_part:
+            return gone + [n for n, listed in theirs.items() if n in ours and ours[n] != listed]
+        return gone + [n for n, listed in ours.items() if n not in theirs or theirs[n] != listed]
 
     def after(self, offset: int) -> Iterator[tuple[int, bytes, Listed]]:
         """Yield (offset, name, object) of each entry after `offset`; 0 is before the first."""
@@ -500,8 +504,9 @@ class Listing:
 class ArrivingListing(Listing):
     """The objects of a listing under way, with the offsets that they have in the end.
 
-    Directories come with the end: whether there is anything in them is asked then. So do all objects from the first page
-    on that brings others than came next in the listing before. One thread adds names, others read meanwhile.
+    Directories come with the end: whether there is anything in them is asked then. So do all objects from the first page on
+    that has others than came next in the listing before, or one that is a directory's, too. trio's thread adds names, others
+    read meanwhile.
     """
 
     __slots__ = ("_before", "_fits")
@@ -513,12 +518,12 @@ class ArrivingListing(Listing):
         self._before = before.order if before is not None else ([], [])
         self._fits = True
 
-    def grow(self, new: list[bytes]) -> None:
-        """Add the names of a page."""
+    def grow(self, new: list[bytes], *, fit: bool) -> None:
+        """Add the names of a page, unless they do not fit."""
         names, offsets = self._before
         start = len(self._names)
         following = names[start : start + len(new)]
-        self._fits = self._fits and following == new[: len(following)]
+        self._fits = self._fits and fit and following == new[: len(following)]
         if not self._fits:
             return
         # First the offsets: readers look only for those of names.
@@ -534,8 +539,12 @@ class ArrivingListing(Listing):
     def so_far(self) -> Listing:
         """Return what there is as a listing of its own, for a later one to be ordered like."""
         listing = Listing({name: self._entries[name] for name in self._names}, Counter())
-        listing._offsets, listing.is_first = self._offsets[:], False
+        listing._offsets, listing.is_first, listing.is_part = self._offsets[:], False, True
         return listing
+
+    def given(self, names: Collection[bytes]) -> list[bytes]:
+        """Return which of some names readers may have had."""
+        return [name for name in self._names if name in names] if names else []
 
 
 class ListingBounds:
@@ -578,12 +587,21 @@ class ListingBuilder:
         self._directories: dict[bytes, Listed] = {}
         self._objects: dict[bytes, Listed] = {}
         self._refused: Counter[Refusal] = Counter()
-        self._arriving: ArrivingListing | None = None
 
     def show(self, before: Listing | None) -> ArrivingListing:
-        """Return what there is so far, which grows; to be ordered like `before`. Called before anything is added."""
-        self._arriving = ArrivingListing(self._objects, before)
-        return self._arriving
+        """Return a listing of objects that were added, to which they are still to be `shown`; ordered like `before`."""
+        return ArrivingListing(self._objects, before)
+
+    def shown(self, arriving: ArrivingListing, known: int) -> None:
+        """Add to what `show` has returned all objects but the first `known`."""
+        new = list(islice(reversed(self._objects), len(self._objects) - known))
+        new.reverse()
+        arriving.grow(_listed(new), fit=self._directories.keys().isdisjoint(new))
+
+    @property
+    def objects(self) -> int:
+        """How many objects were added."""
+        return len(self._objects)
 
     def __len__(self) -> int:
         return len(self._directories) + len(self._objects)
@@ -613,13 +631,6 @@ class ListingBuilder:
 
     def add(self, page: Page) -> None:
         """Add the next page."""
-        known = len(self._objects)
-        self._add(page)
-        if self._arriving is not None:
-            new = list(islice(reversed(self._objects), len(self._objects) - known))
-            self._arriving.grow(_listed(reversed(new)))
-
-    def _add(self, page: Page) -> None:
         for whole in page.directories:
             name = entry_name(self._prefix, whole)
             if name == UNLISTED:  # whatever is wanted
