@@ -540,14 +540,6 @@ async def test_small_objects_in_memory_count_with_all_they_cost():
         assert 0 < len(setup.fetcher._retained._only) * 1940 <= limit  # what one was seen to take
 
 
-async def written(cache: FakeCache, size: int) -> None:
-    def there() -> int:
-        return sum(ranges.total for ranges in list(cache.valid.values()))
-
-    while there() < size:  # noqa: ASYNC110 - a thread writes them
-        await trio.sleep(0.001)
-
-
 async def test_objects_of_a_batch_that_are_on_disk_are_read_there_some_at_once():
     store = MemoryStore(sink_in_thread=False, batches=True)
     store.add_bucket(BUCKET)
@@ -558,7 +550,8 @@ async def test_objects_of_a_batch_that_are_on_disk_are_read_there_some_at_once()
         objects = [fetcher.open(BUCKET, info) for info in infos]
         for opened in objects:
             await fetcher.start(opened, whole).wait()
-        await written(cache, 20_000)
+        while fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
+            await trio.sleep(0.001)
         together_there = threading.Barrier(4)
 
         def read(entry, wanted, room=None):
@@ -588,7 +581,8 @@ async def test_what_is_on_disk_does_not_wait_for_the_batch_that_brings_the_rest(
     async with fetcher_of(store, cache=cache) as (fetcher, _):
         objects = [fetcher.open(BUCKET, info) for info in infos]
         await fetcher.start(objects[3], whole).wait()
-        await written(cache, 1000)
+        while fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
+            await trio.sleep(0.001)
         with fetcher.gathering() as together:
             readings = [fetcher.start(opened, whole, together) for opened in objects]
         await asked.wait()
