@@ -42,7 +42,7 @@ from aisfs.errors import MountError, NotPermitted, ReadOnly
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 from aisfs.filesystem.nodes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
-from aisfs.filesystem.writing.create import WRITING
+from aisfs.filesystem.writing.open_files import WRITING
 from aisfs.filesystem.writing.setattr import AttributeChanges, WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import abi

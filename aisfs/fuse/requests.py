@@ -37,7 +37,7 @@ from aisfs.errors import AisfsError, NotFound, Stale
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 from aisfs.filesystem.nodes import Entry, describe
-from aisfs.filesystem.writing.create import WRITING, OpenFiles
+from aisfs.filesystem.writing.open_files import WRITING, OpenFiles
 from aisfs.filesystem.writing.restore import BYPASSES, WRITES
 from aisfs.filesystem.writing.setattr import WriteLayer
 from aisfs.fuse import abi

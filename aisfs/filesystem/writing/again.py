@@ -17,7 +17,8 @@ from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.nodes import DirectoryNode, Entry, ObjectNode, ShardNode
 from aisfs.filesystem.trees import Found, Tree
 from aisfs.filesystem.writing.commit import Committer
-from aisfs.filesystem.writing.create import Creator, OpenFiles, new_key, writable_directory
+from aisfs.filesystem.writing.create import Creator, new_key, writable_directory
+from aisfs.filesystem.writing.open_files import OpenFiles
 from aisfs.filesystem.writing.rename import DirectoryRenamer, Renamer
 from aisfs.filesystem.written import WrittenFile
 from aisfs.model import ObjectInfo

@@ -39,7 +39,8 @@ from aisfs.filesystem.nodes import (
 from aisfs.filesystem.takeover import spelled_version
 from aisfs.filesystem.trees import Found, Tree
 from aisfs.filesystem.writing.commit import Committer
-from aisfs.filesystem.writing.create import OpenFiles, find_name, new_key, writable_directory
+from aisfs.filesystem.writing.create import find_name, new_key, writable_directory
+from aisfs.filesystem.writing.open_files import OpenFiles
 from aisfs.filesystem.writing.restore import note
 from aisfs.filesystem.written import NameChange, Names, WrittenFile
 from aisfs.model import Bucket, ObjectInfo

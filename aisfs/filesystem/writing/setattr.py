@@ -24,7 +24,8 @@ from aisfs.filesystem.nodes import (
 from aisfs.filesystem.trees import Tree
 from aisfs.filesystem.writing.again import Again
 from aisfs.filesystem.writing.commit import Acknowledger, Committer, WriteBack
-from aisfs.filesystem.writing.create import BucketMaker, Creator, OpenFiles, kept_mode
+from aisfs.filesystem.writing.create import BucketMaker, Creator, kept_mode
+from aisfs.filesystem.writing.open_files import OpenFiles
 from aisfs.filesystem.writing.rename import DirectoryRenamer, Renamer
 from aisfs.filesystem.writing.restore import Restorer, note
 from aisfs.filesystem.written import WrittenFile
