@@ -26,7 +26,8 @@ from aisfs.engine.dataset.shard_set import (
     read_table,
 )
 from aisfs.errors import SourceMissing
-from aisfs.filesystem.trees import DatasetTree, EpochTree, MergedTree, Names, SyntheticTree
+from aisfs.filesystem.dataset_trees import DatasetTree, EpochTree, MergedTree, SyntheticTree
+from aisfs.filesystem.trees import Names
 from aisfs.mount.services import Services
 from aisfs.mount.setup import MountSetup
 from aisfs.settings import View
