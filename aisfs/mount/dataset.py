@@ -12,18 +12,16 @@ from aisfs.core.names.sources import DatasetSource
 from aisfs.core.views.sample_lists import epoch_seed
 from aisfs.core.views.shuffled_tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
+from aisfs.engine.dataset.label_files import NO_CLASSES, find_classes, read_table
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.reshuffler import reshuffle
 from aisfs.engine.dataset.shard_set import (
     MADE_AT_ONCE,
-    NO_CLASSES,
     OpenProgress,
     ShardSet,
-    find_classes,
     find_loose_objects,
     find_shards,
     nothing,
-    read_table,
 )
 from aisfs.errors import SourceMissing
 from aisfs.filesystem.dataset_trees import DatasetTree, EpochTree, MergedTree, SyntheticTree

@@ -56,7 +56,8 @@ from aisfs.core.views.packing import (
     without_dots,
 )
 from aisfs.core.views.spec import LabelRule, parse_classes, parse_label
-from aisfs.engine.dataset.shard_set import Shard, read_classes
+from aisfs.engine.dataset.label_files import read_classes
+from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.index_sources import IndexBucket
 from aisfs.errors import (
     AccessDenied,

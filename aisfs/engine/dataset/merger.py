@@ -42,15 +42,8 @@ from aisfs.core.views.spec import (
     LabelSource,
     ViewSpec,
 )
-from aisfs.engine.dataset.shard_set import (
-    DAMAGED,
-    NO_CLASSES,
-    OpenProgress,
-    Shard,
-    ShardSet,
-    StoredClasses,
-    open_each,
-)
+from aisfs.engine.dataset.label_files import NO_CLASSES, StoredClasses
+from aisfs.engine.dataset.shard_set import DAMAGED, OpenProgress, Shard, ShardSet, open_each
 from aisfs.engine.scanning import ReadContent
 from aisfs.engine.shards import Indexer
 from aisfs.errors import Archived, NotFound, SourceMissing, Stale
