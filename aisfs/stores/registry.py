@@ -11,10 +11,7 @@ from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
 from aisfs.settings import ClusterSettings, clouds, use_proxy
 from aisfs.stores.ais.client import AISClient
-from aisfs.stores.by_fsspec import open_fsspec
-from aisfs.stores.hub import open_hub
 from aisfs.stores.port import Count, WritableStore, uncounted
-from aisfs.stores.web import WebStore
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +197,16 @@ def open_store(
 
             return CloudStore(cluster, count)
         case Provider.HTTP | Provider.HTTPS:
+            from aisfs.stores.web import WebStore  # imports the parsers of HTML and XML
+
             buckets, named = _buckets(source), named_files(source)
             return WebStore(cluster, buckets=buckets, named=named, count=count, reach=reach)
         case Provider.HF:
+            from aisfs.stores.hub import open_hub  # imports `web`
+
             return open_hub(cluster, _buckets(source), count)
         case Provider.FSSPEC:
+            from aisfs.stores.by_fsspec import open_fsspec
+
             return open_fsspec(bucket, cluster.max_connections, count)
     return AISClient(cluster)

@@ -128,6 +128,8 @@ _preloader = Preloader(
             for package in _OF_SOME
             for module in sorted((REPOSITORY / "aisfs" / package).glob("[!_]*.py"))
         ),
+        "aisfs.stores.by_fsspec",
+        "aisfs.stores.hub",
         "rich.console",
         "rich.progress",
         "statistics",
