@@ -133,6 +133,7 @@ _preloader = Preloader(
         "rich.console",
         "rich.progress",
         "statistics",
+        "wcmatch.glob",
     ),
     env=environment(),
 )

@@ -24,14 +24,12 @@ from typing import Annotated
 
 import msgspec
 from braceexpand import braceexpand
-from wcmatch import glob
 
 from aisfs.core.names.listing import is_shard_of_dataset
 from aisfs.core.names.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
 
-_FLAGS = glob.GLOBSTAR | glob.DOTGLOB | glob.BRACE | glob.FORCEUNIX
 _OPEN_RANGE = re.compile(r"\{([0-9]+)\.\.\}")
 _MAGIC = re.compile(r"[*?\[]|" + _OPEN_RANGE.pattern)
 _MARKED_RANGE = re.compile("\0([0-9]+)\0")
@@ -106,8 +104,13 @@ def is_pattern(text: str) -> bool:
 
 
 def _compile(patterns: Sequence[str]) -> _Compiled:
+    if not patterns:
+        return ()
+    from wcmatch import glob  # most mounts need none
+
+    flags = glob.GLOBSTAR | glob.DOTGLOB | glob.BRACE | glob.FORCEUNIX
     marked = [_OPEN_RANGE.sub("\0\\1\0", pattern) for pattern in patterns]
-    wanted, _ = glob.translate(marked, flags=_FLAGS) if marked else ([], [])
+    wanted, _ = glob.translate(marked, flags=flags)
     return tuple(re.compile(_MARKED_RANGE.sub(lambda m: _at_least(m[1]), text)) for text in wanted)
 
 
