@@ -39,7 +39,6 @@ from aisfs.metrics import Metrics
 from aisfs.mount.memory import MemoryLimits, memory_limits
 from aisfs.mount.setup import MountSetup, SourceSetup, is_local, origin_of
 from aisfs.mount.source import OpenSource, open_source
-from aisfs.mount.transforming import results_limit, transformed
 from aisfs.settings import CacheSettings, ShardIndex, TreeSettings, View
 from aisfs.stores.ais.readiness import Readiness
 from aisfs.stores.epochs import in_epoch
@@ -131,6 +130,8 @@ async def open_services(
     }
 
     async def show(found: OpenSource, pipeline: WritableStore) -> WritableStore:
+        from aisfs.mount.transforming import transformed  # imports the jobs of the cluster
+
         limit = await trio.to_thread.run_sync(_disk_limit, setup)
         places = found.source, found.root, found.store, pipeline, found.index_bucket
         return await transformed(setup, *places, limit, metrics, restarted=restarted)
@@ -196,7 +197,10 @@ def _open_cache(setup: SourceSetup) -> BlockCache | None:
     if setup.cache.cache_size == 0:
         return None
     limit = _disk_limit(setup)
-    limit -= results_limit(setup, limit)
+    if setup.transform:
+        from aisfs.mount.transforming import results_limit
+
+        limit -= results_limit(limit)
     if not limit:
         log.warning("no disk cache: %s has hardly any room left", setup.cache.cache_dir)
         return None

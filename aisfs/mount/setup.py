@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import trio
 
@@ -53,9 +53,11 @@ from aisfs.settings import (
     WriteSettings,
 )
 from aisfs.stores.registry import as_served, direct_store, origin_of_store, refuse_read_only
-from aisfs.stores.transformed import Command, parse_command
 from aisfs.system.forks import can_fork, in_child
 from aisfs.system.threads import start_service_thread
+
+if TYPE_CHECKING:
+    from aisfs.stores.transformed import Command
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -82,7 +84,7 @@ class SourceSetup:
     """Whether no index is taken from the disk cache."""
     transform: TransformSettings = field(default_factory=TransformSettings)
     """What is done with objects before they are shown."""
-    command: Command | None = None
+    command: "Command | None" = None
     """What `--transform` runs."""
     reach: Reach | None = None
     """Where redirects of web servers may lead, if somebody else than the user named the source."""
@@ -198,7 +200,7 @@ class Transformation(TypedDict):
     """What a setup says of transformations."""
 
     transform: TransformSettings
-    command: Command | None
+    command: "Command | None"
 
 
 def transformation(settings: Mapping[str, object], source: Source) -> Transformation:
@@ -210,8 +212,11 @@ def transformation(settings: Mapping[str, object], source: Source) -> Transforma
     transform = load(TransformSettings, settings)
     writing, cache = load(WriteSettings, settings), load(CacheSettings, settings)
     _check_transform(transform, writing, cache, source)
-    command = parse_command(transform.transform) if transform.transform else None
-    return {"transform": transform, "command": command}
+    if not transform.transform:
+        return {"transform": transform, "command": None}
+    from aisfs.stores.transformed import parse_command
+
+    return {"transform": transform, "command": parse_command(transform.transform)}
 
 
 def mount_setup(

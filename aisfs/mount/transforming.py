@@ -30,9 +30,9 @@ SHARE = 2
 """Results take half of the disk cache: the other half is for indexes and for what is decompressed of results."""
 
 
-def results_limit(setup: SourceSetup, limit: int) -> int:
+def results_limit(limit: int) -> int:
     """Return the bytes of a disk cache of `limit` bytes that are for results."""
-    return limit // SHARE if setup.transform else 0
+    return limit // SHARE
 
 
 class SizeTables:
@@ -120,7 +120,7 @@ async def transformed(
     Raises:
         ConfigError, Unsupported: there is no such transformer.
     """
-    room = results_limit(setup, limit)
+    room = results_limit(limit)
     if not room:
         raise ConfigError(f"{setup.cache.cache_dir}: no room for results of transformations")
     results = await trio.to_thread.run_sync(Results, setup.cache.cache_dir, room)

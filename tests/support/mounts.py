@@ -128,6 +128,7 @@ _preloader = Preloader(
             for package in _OF_SOME
             for module in sorted((REPOSITORY / "aisfs" / package).glob("[!_]*.py"))
         ),
+        "aisfs.mount.transforming",
         "aisfs.stores.by_fsspec",
         "aisfs.stores.hub",
         "rich.console",
