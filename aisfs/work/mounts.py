@@ -22,8 +22,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from aisfs.errors import AisfsError, ConfigError, DaemonSilent, MountError, NotFound
 from aisfs.fuse.mountpoint import (
     FILE_SYSTEM,
@@ -659,6 +657,9 @@ class Counters:
 
     def __init__(self, text: str) -> None:
         """Parse Prometheus' text form."""
+        # It imports a web server, for which a third of `aisfs umount` would go.
+        from prometheus_client.parser import text_string_to_metric_families
+
         self._samples: dict[str, dict[Labels, float]] = defaultdict(dict)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
