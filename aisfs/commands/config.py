@@ -10,7 +10,6 @@ from aisfs.commands.guide import Documented, complete_profile
 from aisfs.commands.options import config_option, own_option, print_parts
 from aisfs.errors import ConfigError, NoEndpoint
 from aisfs.redaction import shown
-from aisfs.settings import configuration, in_environment
 
 
 @click.group("config")
@@ -138,6 +137,8 @@ def expand_profile(
     """
     if not where or not where[0].startswith("@"):
         return where, options, {}
+    from aisfs.settings import configuration, in_environment
+
     name, *words = where
     values = dict(configuration().profile(name[1:]).values)
     sources = _texts_of(name, "source", values.pop("source", []))
@@ -167,6 +168,8 @@ def mountpoint_of(word: str) -> Path:
         raise ConfigError(f"{word} is a SOURCE, and this takes the directory of a mount: {there}")
     if not word.startswith("@"):
         return Path(word)
+    from aisfs.settings import configuration  # most words are directories, and need no settings
+
     found = _texts_of(
         word, "mountpoint", configuration().profile(word[1:]).values.get("mountpoint", [])
     )
