@@ -7,11 +7,9 @@ from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.table import Table
 
 from aisfs.commands.guide import Documented
 from aisfs.commands.options import (
@@ -39,6 +37,10 @@ from aisfs.work.mounts import (
 from aisfs.work.mounts import flush as flush_mount
 from aisfs.work.mounts import refresh as refresh_mount
 from aisfs.work.mounts import upgrade as upgrade_mount
+
+if TYPE_CHECKING:  # refresh, flush and upgrade print no tables
+    from rich.console import RenderableType
+    from rich.table import Table
 
 EVERY_SECONDS = 2.0
 """Between two looks, as of top(1) and watch(1)."""
@@ -150,11 +152,14 @@ def top(mountpoint: str | None, interval: float) -> None:
 
 def _watch(mountpoint: str | None, interval: float) -> None:
     """Show it until Ctrl-C, which raises click.Abort."""
+    from rich.console import Group
+    from rich.live import Live
+
     from aisfs.commands.config import mountpoint_of
 
     shown = False
 
-    def look(asker: Asker) -> list[RenderableType]:
+    def look(asker: Asker) -> "list[RenderableType]":
         if mountpoint is None:
             return _listed(find_mounts(asker, LOOK_SECONDS))
         try:
@@ -183,14 +188,16 @@ def _watch(mountpoint: str | None, interval: float) -> None:
         raise click.Abort from None
 
 
-def _print_lines(parts: Sequence[RenderableType]) -> None:
+def _print_lines(parts: "Sequence[RenderableType]") -> None:
     print_parts(*parts)
     sys.stdout.flush()
 
 
-def _listed(mounts: Sequence[MountState]) -> list[RenderableType]:
+def _listed(mounts: Sequence[MountState]) -> "list[RenderableType]":
     if not mounts:
         return ["no mount of aisfs on this machine"]
+    from rich.table import Table
+
     wide = output().width >= WIDE
     laid = Table(box=None, header_style="bold", pad_edge=False)
     for heading, needs_room in _COLUMNS.items():
@@ -243,7 +250,7 @@ def _cure(mount: MountState) -> str:
     return f"its daemon does not answer; if it hangs, detach it with: aisfs umount --lazy {mount.mountpoint}"
 
 
-def _reported(report: MountReport) -> list[RenderableType]:
+def _reported(report: MountReport) -> "list[RenderableType]":
     parts: list[RenderableType] = [table(report.found)]
     for each in report.warnings:
         times = f" ({each['count']} times)" if each["count"] != 1 else ""
@@ -251,8 +258,10 @@ def _reported(report: MountReport) -> list[RenderableType]:
     return parts
 
 
-def table(found: dict[str, object]) -> Table:
+def table(found: dict[str, object]) -> "Table":
     """Return a table of a summary, a section after the other."""
+    from rich.table import Table
+
     laid = Table(show_header=False, box=None)
     laid.add_column(style="bold", no_wrap=True)
     laid.add_column(overflow="fold")
