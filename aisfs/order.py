@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterable
 
 ATTRIBUTE = "user.aisfs.plan"
+HEADING = b"aisfs order 1\n"
+"""The first line of an order that a mount has recorded (`aisfs.filesystem.plans`)."""
 _FEW = 16
 """Files of one directory that are looked up one by one: it may have millions."""
 _COMPARED = 4

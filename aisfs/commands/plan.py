@@ -3,7 +3,6 @@
 import json
 
 import click
-from rich.table import Table
 
 from aisfs.commands.guide import Documented
 from aisfs.commands.options import complete_directory, own_option, print_parts, warn
@@ -48,6 +47,8 @@ def plan(mountpoint: str, file: str | None, name: str, drop: bool, as_json: bool
         if as_json:
             click.echo(json.dumps(found))
             return
+        from rich.table import Table
+
         table = Table(box=None, pad_edge=False)
         for title in ("plan", "files", "position", "read in order", "fetched ahead"):
             table.add_column(title, justify="left" if title == "plan" else "right")

@@ -34,12 +34,11 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.filesystem.takeover import EarlierNumbers, FileName, order_record, records, split_order
 from aisfs.model import ByteRange
+from aisfs.order import HEADING
 from aisfs.system.threads import any_thread
 
 log = logging.getLogger(__name__)
 
-HEADING = b"aisfs order 1\n"
-"""The first line of a recorded order."""
 RECORD_SECONDS = 1.0
 AHEAD_MAX = 64 << 20
 """Bytes ahead of the readers of a plan: half a second at 1 Gbit/s, and all that 20 ms of latency can use."""

@@ -14,9 +14,7 @@ from typing import Any
 
 from aisfs import order
 from aisfs.core.names.inodes import slot_of
-from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.errors import ConfigError, MountError
-from aisfs.filesystem.plans import HEADING, recorded_numbers
 from aisfs.fuse.mountpoint import our_mount
 from aisfs.work.mounts import ask
 
@@ -50,7 +48,7 @@ def announce(mountpoint: Path, file: str, name: str) -> Announced:
     """
     mount = mount_of(mountpoint)
     data = _read(file)
-    if data.startswith(HEADING):
+    if data.startswith(order.HEADING):
         with open(file, "rb") as recorded:
             return Announced(_send(mount, recorded.fileno(), name), [])
     named = _named(mountpoint, file, data)
@@ -72,9 +70,11 @@ def paths_of(place: Path, file: str) -> tuple[list[str], int]:
         ConfigError: the file cannot be read, is none of these, or names nothing.
     """
     data = _read(file)
-    if not data.startswith(HEADING):
+    if not data.startswith(order.HEADING):
         named = _named(place, file, data)
         return named.paths, len(named.missing)
+    from aisfs.filesystem.plans import recorded_numbers  # imports what a daemon consists of
+
     numbers = recorded_numbers(data)
     try:
         known = _files_by_number(place, set(numbers))
@@ -239,6 +239,8 @@ def _permuted(numbers: "array[int]", files: list[str], file: str) -> list[str]:
 
 def _files_by_number(place: Path, wanted: set[int]) -> dict[int, str]:
     """Return the paths of files in a directory by their inode numbers; only shards that have some are listed."""
+    from aisfs.core.names.listing import SHARD_DIRECTORY_SUFFIX, is_shard
+
     shards = {slot_of(number) for number in wanted}
     found: dict[int, str] = {}
     left = [os.fspath(place)]

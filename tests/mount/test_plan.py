@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from aisfs.commands.options import Exit
-from aisfs.filesystem.plans import HEADING
+from aisfs.order import HEADING
 from tests.mount.cache_data import Dataset, make_objects, make_shards, shuffled
 from tests.mount.cache_tools import MIB, Meter, list_folders, read
 from tests.mount.datasets import sample, write_shard
