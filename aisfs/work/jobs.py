@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from rich.console import Console
@@ -29,7 +29,9 @@ from aisfs.stores.ais.jobs import INDEX_SHARD, SORT, Job, Jobs
 from aisfs.stores.ais.requests import SYSTEM_BUCKET, shard_index_location
 from aisfs.stores.pipeline import CallPipeline, all_of
 from aisfs.stores.port import ObjectStore, pages_of
-from aisfs.work.shards import FoundShards, find_plain_tars, read_cluster_shards
+
+if TYPE_CHECKING:
+    from aisfs.work.shards import FoundShards
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +388,8 @@ async def build_shard_indexes(
         Unsupported: the cluster is older than 4.5, which has no such job.
         AlreadyExists: such a job is running there.
     """
+    from aisfs.work.shards import find_plain_tars, read_cluster_shards  # what a mount lists with
+
     source = read_cluster_shards(words, settings, "use `aisfs index --publish`")
     coverage = Coverage()
     async with open_cluster(endpoint) as cluster:
@@ -399,7 +403,7 @@ async def build_shard_indexes(
 
 
 async def _build(
-    source: DatasetSource, found: FoundShards, jobs: Jobs, display: Display, coverage: Coverage
+    source: DatasetSource, found: "FoundShards", jobs: Jobs, display: Display, coverage: Coverage
 ) -> None:
     """Run one job for each directory, one after the other: each runs on all targets."""
     for prefix in prefixes_of(source, found.shards):
@@ -454,7 +458,7 @@ def _counted(job: Job) -> Job:
     return replace(job, done=done or job.done, step="indexing shards")
 
 
-async def _look(found: FoundShards, cluster: Cluster, coverage: Coverage, jobs: int) -> None:
+async def _look(found: "FoundShards", cluster: Cluster, coverage: Coverage, jobs: int) -> None:
     """Compare each shard with what its index says."""
     directories = {shard.key.rpartition("/")[0] for shard in found.shards}
     existing: set[str] = set()
@@ -481,7 +485,7 @@ async def _look(found: FoundShards, cluster: Cluster, coverage: Coverage, jobs: 
     await all_of((partial(one, shard) for shard in indexed), jobs)
 
 
-async def _indexes_in(found: FoundShards, directory: str, cluster: Cluster) -> set[str]:
+async def _indexes_in(found: "FoundShards", directory: str, cluster: Cluster) -> set[str]:
     """Return the shards of a directory that have some index."""
     _, place = shard_index_location(found.bucket, f"{directory}/" if directory else "")
     above = place.removesuffix(".idx")
