@@ -21,7 +21,6 @@ from aisfs.errors import ConfigError, JobFailed, JobNotFound, NotFound, SourceMi
 from aisfs.model import SERVED, Bucket
 from aisfs.stores.ais.etls import PULLED, RUNNING, Details, Etl, Etls
 from aisfs.stores.ais.requests import may_be_lost
-from aisfs.work.buckets import list_from
 from aisfs.work.jobs import Cluster, Display, Ended, open_cluster, run_to_end
 
 _UNSAFE = frozenset("?#%")
@@ -210,6 +209,8 @@ async def transform(plan: Plan, endpoint: str | None, console: Console) -> Ended
         if plan.is_single:
             await _transform_one(plan, cluster)
             return None
+        from aisfs.work.buckets import list_from  # what a mount lists with
+
         keys = [
             entry.info.key
             async for batch in list_from(
