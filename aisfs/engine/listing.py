@@ -176,7 +176,7 @@ class Arriving:
         """How many names there were after each page."""
         self._got = 0
         """How many the furthest reader has."""
-        self._news = self._asked = trio.Event()
+        self._news, self._asked = trio.Event(), trio.Event()
         self._token = trio.lowlevel.current_trio_token()
 
     @any_thread
@@ -286,6 +286,8 @@ class Lister:
         self._nursery = nursery
         self._dropped = float("-inf")
         """When something turned out to have changed: older listings of other mounts are not used."""
+        self._drops: LRUCache[DirectoryId, float] = LRUCache(LARGE_DIRECTORIES_MAX)
+        """When that was in each directory."""
         self._refreshes = 0
         self._wanted = wanted
         self._store = store
@@ -517,7 +519,7 @@ class Lister:
 
     def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
         """Believe nothing about this name and its directory: something turned out to have changed."""
-        self._dropped = self._clock()
+        self._dropped = self._drops[bucket, prefix] = self._clock()
         with self.overlay.namespace_lock:
             self.cache.drop((bucket, prefix), name)
             self.overlay.drop_settled((bucket, prefix), name)
@@ -744,8 +746,10 @@ class Lister:
         changed += [name for name in shown if listing[name] is None]  # they were given as files
         since = self._since(arriving, is_as_given=not changed)
         if arriving is not None and self._is_overtaken(directory, listing, asked):
-            since = float("-inf")
-        kept = self.cache.keep_listing(directory, listing, since)
+            self.cache.keep_order(directory, listing, dropped=True)
+            kept = Dated(listing, self._clock())
+        else:
+            kept = self.cache.keep_listing(directory, listing, since)
         if changed:
             # What this mount shows already is no news.
             news = [n for n in changed if not self.overlay.shows(directory, listing, n)]
@@ -754,7 +758,7 @@ class Lister:
 
     def _is_overtaken(self, directory: DirectoryId, listing: Listing, asked: _Asked) -> bool:
         """Return whether newer answers contradict a listing that was asked for then."""
-        if self._dropped >= asked.since:
+        if self._drops.get(directory, float("-inf")) >= asked.since:
             return True
         if directory[0].hides_names:
             return False

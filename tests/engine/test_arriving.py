@@ -238,6 +238,21 @@ async def test_who_wants_all_waits_for_no_reader(store, nursery):
     assert store.calls["list_page"] == 10
 
 
+async def test_who_waits_for_the_first_page_with_others_waits(store, nursery, autojump_clock):
+    """The clock only goes on if nobody asks all the time."""
+    names = fill(store, 30)
+    lister = make(store, nursery)
+    reader = Reader(lister)
+    nursery.start_soon(reader.begin)
+    await settled()
+    nursery.start_soon(lister.directory, BUCKET, "")
+    with trio.fail_after(10):
+        await trio.sleep(1)
+    store.open()
+    await settled()
+    assert (await reader.rest()).names == names
+
+
 async def test_a_listing_that_nobody_reads_ends(store, nursery, autojump_clock):
     names = fill(store, 95)
     lister = make(store, nursery)
@@ -385,6 +400,7 @@ async def test_what_was_found_meanwhile_does_not_disappear(store, nursery, how):
     assert (await lister.find(BUCKET, "", name)).value.size == 3
     await reader.rest()
     assert set(reader.names) == set(names)
+    assert reader.listing.expires > 0, "a directory's time is made of it"
     assert (await lister.find(BUCKET, "", name)).value.size == 3
 
 
