@@ -540,19 +540,26 @@ async def test_small_objects_in_memory_count_with_all_they_cost():
         assert 0 < len(setup.fetcher._retained._only) * 1940 <= limit  # what one was seen to take
 
 
-async def test_objects_of_a_batch_that_are_on_disk_are_read_there_some_at_once():
-    store = MemoryStore(sink_in_thread=False, batches=True)
+@asynccontextmanager
+async def small_objects(on_disk, hook=None):
+    """Yield 20 of them, which a thread has to look for, with the fetcher, the cache and the store; some are on disk."""
+    store = MemoryStore(hook=hook, sink_in_thread=False, batches=True)
     store.add_bucket(BUCKET)
     infos = [store.put(BUCKET, str(number), bytes([number]) * 1000) for number in range(20)]
-    whole, cache = ByteRange(0, 1000), FakeCache()
-    cache.copied = lambda *_: None  # so that a thread has to look
+    cache = FakeCache()
+    cache.copied = lambda *_: None
     async with fetcher_of(store, cache=cache) as (fetcher, _):
         objects = [fetcher.open(BUCKET, info) for info in infos]
-        for opened in objects:
-            await fetcher.start(opened, whole).wait()
+        for at in on_disk:
+            await fetcher.start(objects[at], ByteRange(0, 1000)).wait()
         while fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
             await trio.sleep(0.001)
-        together_there = threading.Barrier(4)
+        yield objects, fetcher, cache, store
+
+
+async def test_objects_of_a_batch_that_are_on_disk_are_read_there_some_at_once():
+    whole, together_there = ByteRange(0, 1000), threading.Barrier(4)
+    async with small_objects(range(20)) as (objects, fetcher, cache, store):
 
         def read(entry, wanted, room=None):
             together_there.wait(20)
@@ -566,23 +573,14 @@ async def test_objects_of_a_batch_that_are_on_disk_are_read_there_some_at_once()
 
 
 async def test_what_is_on_disk_does_not_wait_for_the_batch_that_brings_the_rest():
-    asked, answered = trio.Event(), trio.Event()
+    asked, answered, whole = trio.Event(), trio.Event(), ByteRange(0, 1000)
 
     async def hook(method: str, bucket: Bucket, key: str) -> None:
         if method == "read_many":
             asked.set()
             await answered.wait()
 
-    store = MemoryStore(hook=hook, sink_in_thread=False, batches=True)
-    store.add_bucket(BUCKET)
-    infos = [store.put(BUCKET, str(number), bytes([number]) * 1000) for number in range(20)]
-    whole, cache = ByteRange(0, 1000), FakeCache()
-    cache.copied = lambda *_: None  # so that a thread has to look
-    async with fetcher_of(store, cache=cache) as (fetcher, _):
-        objects = [fetcher.open(BUCKET, info) for info in infos]
-        await fetcher.start(objects[3], whole).wait()
-        while fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
-            await trio.sleep(0.001)
+    async with small_objects([3], hook) as (objects, fetcher, _, store):
         with fetcher.gathering() as together:
             readings = [fetcher.start(opened, whole, together) for opened in objects]
         await asked.wait()
